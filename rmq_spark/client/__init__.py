@@ -1,0 +1,1 @@
+"""Clients of a store: no JVM, no broker."""

@@ -1,0 +1,50 @@
+"""Body compression as RocketMQ's producers do it: per message, flagged in sysFlag, undone by the reader."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_spark.errors import CorruptDataError
+
+COMPRESSED: Final = 0x1
+"""sysFlag bit: the body is compressed."""
+ZLIB: Final = 0x300
+"""sysFlag bits 8 to 10: by zlib."""
+COMPRESS_OVER_BYTES: Final = 4096
+"""RocketMQ's `compressMsgBodyOverHowmuch`."""
+_LEVEL: Final = 5
+_TYPE_MASK: Final = 0x700
+
+
+def compress(body: bytes, over_bytes: int | None) -> tuple[bytes, int]:
+    """Return the body to store and its sysFlag bits; None or a small body leave it as it is."""
+    if over_bytes is None or len(body) < over_bytes:
+        return body, 0
+    return zlib.compress(body, _LEVEL), COMPRESSED | ZLIB
+
+
+def decompress(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with plain bodies; `sysFlag` and `body` must be among its columns.
+
+    Raises:
+        CorruptDataError: a body says it is compressed and is not, or by a method that is not known here.
+    """
+    flags = batch.column("sysFlag").to_numpy(zero_copy_only=False)
+    marked = (flags & COMPRESSED) != 0
+    if not marked.any():
+        return batch
+    bodies = batch.column("body").to_pylist()
+    # Only compressed messages are touched one by one; zlib costs far more than the loop.
+    for row in np.flatnonzero(marked).tolist():
+        if int(flags[row]) & _TYPE_MASK not in (0, ZLIB):
+            raise CorruptDataError("body is compressed by a method that is not known here", sysFlag=int(flags[row]))
+        try:
+            bodies[row] = zlib.decompress(bodies[row])
+        except zlib.error as error:
+            raise CorruptDataError("body cannot be decompressed", row=row) from error
+    at = batch.schema.get_field_index("body")
+    return batch.set_column(at, batch.schema.field(at), pa.array(bodies, pa.binary()))

@@ -1,0 +1,378 @@
+"""Landing a commit: number it, create the next name, confirm, or learn who was faster and try again.
+
+Steps, as docs/architecture.md numbers them:
+1. check what must hold at this position (fence, sink batch, collected files, the caller's condition);
+2. stamp and number the rows from the folded state, encode;
+3. make the predecessors durable if this append has to be (a chain is as durable as its weakest link);
+4. create the next name, put-if-absent;
+5. look for a newer mark; none: the slot was never free before, the append is acknowledged.
+Lost in 4: fold what won, back to 1. Unclear in 4: the same bytes again at the same name, so that whichever
+attempt lands, it lands once. Overtaken in 5: the folded state says whether our sequence number is in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq_spark.clock import Clock
+from rmq_spark.errors import (
+    ClockSkewError,
+    ExistsError,
+    FencedError,
+    LostRaceError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StorageFullError,
+    UnavailableError,
+)
+from rmq_spark.log import file_format
+from rmq_spark.log.file_format import Encoded, FileMeta, pack
+from rmq_spark.log.folds import RowFiles, SinkBatches
+from rmq_spark.log.rows import PreparedRows, queue_offsets
+from rmq_spark.log.state import WRITER_TTL_MS, LogState
+from rmq_spark.log.view import LogView
+from rmq_spark.model.settings import Flush, LogSettings
+from rmq_spark.storage import paths
+
+I64 = npt.NDArray[np.int64]
+
+Expect = Callable[[LogState], str | None]
+"""A condition on the folded state: None when it holds, else the reason why not."""
+
+DISK_CHECK_NS = 1_000_000_000
+TURN_SECONDS = 0.05
+CONSECUTIVE_WINS = 16
+BUSY_GAP_NS = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class Landed:
+    """Where a commit is in the log."""
+
+    rows: PreparedRows
+    first: int
+    """Log offset of its first row."""
+    store_ms: int
+    """storeTimestamp of all its rows."""
+    bases: I64
+    """Per run: queue offset of its first row."""
+    repeated: bool = False
+    """True when an earlier attempt had landed already and nothing was written now."""
+
+    @cached_property
+    def queue_offsets(self) -> I64:
+        """Queue offset of each row, in the order the rows were given."""
+        return self._as_given(queue_offsets(self.rows.runs, self.bases))
+
+    @cached_property
+    def commit_offsets(self) -> I64:
+        """Log offset of each row, in the order the rows were given."""
+        return self._as_given(self.first + np.arange(self.rows.rows, dtype=np.int64))
+
+    def _as_given(self, values: I64) -> I64:
+        if self.rows.order is None:
+            return values
+        given = np.empty_like(values)
+        given[self.rows.order] = values
+        return given
+
+
+@dataclass
+class Attempt:
+    """A commit that may have landed: what is needed to find out, or to try again without repeating it."""
+
+    rows: PreparedRows
+    seq: int
+    slot: int
+    store_ms: int
+    bases: I64
+    unclear: bool = False
+    """True while the storage owes an answer about `slot`."""
+    landed: bool = False
+    settled: bool = True
+    """True once a commit stands at the slot or behind it: then `landed` is final."""
+    forgotten: bool = False
+    """True when the log has moved on so far that nobody can tell any more."""
+
+    def result(self) -> Landed:
+        """Where it landed."""
+        return Landed(self.rows, self.slot, self.store_ms, self.bases, repeated=True)
+
+
+class UnclearAppend(OutcomeUnknownError):
+    """`OutcomeUnknownError` with the attempt that can be asked about later."""
+
+    def __init__(self, cause: OutcomeUnknownError, attempt: Attempt) -> None:
+        super().__init__(cause.args[0], **cause.context)
+        self.attempt = attempt
+
+
+class Appender:
+    """Appends prepared rows to one log. Not safe for use by two threads at once."""
+
+    def __init__(self, view: LogView, settings: LogSettings, clock: Clock, writer: str | None) -> None:
+        self._view = view
+        self._settings = settings
+        self._clock = clock
+        self._handle = clock.token()
+        self._writer = writer or self._handle
+        last = view.state.last_append(self._writer)
+        self._epoch = 0 if writer is None else (last.epoch + 1 if last else 1)
+        self._seq = 0
+        self._pending: list[Attempt] = []
+        """Attempts whose outcome is not known yet: the running one, and any that ended unclear."""
+        self._pace = (clock.now_ms(), clock.elapsed_ns())
+        self._disk_checked: int | None = None
+        self._wins = 0
+        self._last_win = 0
+        view.on_commit = self._see
+        view.on_load = self._judge
+
+    def land(
+        self,
+        rows: PreparedRows,
+        *,
+        expect: Expect | None = None,
+        app: tuple[str, int] | None = None,
+        files: Sequence[str] = (),
+        again: Attempt | None = None,
+    ) -> Landed:
+        """Append `rows` as one commit and return where it is.
+
+        Raises:
+            PreconditionFailedError, FencedError, ClockSkewError, StorageFullError, ReadOnlyError,
+            UnavailableError, LostRaceError: nothing was written.
+            OutcomeUnknownError: it may have been written; pass the error's `attempt` as `again` to find out.
+        """
+        attempt = again
+        if attempt is None:
+            attempt = Attempt(rows, -1, -1, 0, np.empty(0, np.int64))
+        if attempt.settled and not attempt.landed:
+            self._seq += 1
+            attempt.seq = self._seq
+        try:
+            return self._land(attempt, expect, app, files)
+        except OutcomeUnknownError as error:
+            raise UnclearAppend(error, attempt) from error
+        finally:
+            if not attempt.unclear and attempt in self._pending:
+                self._pending.remove(attempt)
+
+    def _land(
+        self, attempt: Attempt, expect: Expect | None, app: tuple[str, int] | None, files: Sequence[str]
+    ) -> Landed:
+        rows = attempt.rows
+        self._refuse_full_disk()
+        deadline = self._clock.elapsed_ns() + self._settings.append_timeout_ms * 1_000_000
+        losses = 0
+        while True:
+            if attempt.landed:
+                return attempt.result()
+            if attempt.forgotten:
+                raise OutcomeUnknownError(
+                    "this writer slept so long that the log no longer remembers its last append",
+                    slot=attempt.slot,
+                    stamped_ms=attempt.store_ms,
+                    log_ms=self._view.state.store_ms,
+                )
+            state = self._view.state
+            done = self._check(state, expect, app, files)
+            if done:
+                return Landed(rows, -1, state.store_ms, np.full(len(rows.runs.rows), -1), repeated=True)
+            with self._view.storage.turn(paths.commitlog(self._view.root), TURN_SECONDS) as held:
+                if held and self._view.storage.exists(paths.commit(self._view.root, state.offset)):
+                    self._view.refresh()  # somebody appended while we waited: do not write in vain
+                    continue
+                landed = self._try(attempt, app, deadline)
+            if landed is not None:
+                self._breathe(held, losses)
+                return landed
+            losses += 1
+            if self._clock.elapsed_ns() > deadline:
+                raise LostRaceError(
+                    "other writers took every slot until the deadline; nothing was written",
+                    attempts=losses,
+                    timeout_ms=self._settings.append_timeout_ms,
+                )
+
+    def _try(self, attempt: Attempt, app: tuple[str, int] | None, deadline: int) -> Landed | None:
+        """One attempt at the current end. None: lost, or overtaken; the view is fresh again."""
+        view = self._view
+        state = view.state
+        if attempt not in self._pending:
+            self._pending.append(attempt)
+        attempt.settled = attempt.unclear = False
+        attempt.slot = state.offset
+        attempt.store_ms = self._stamp(state)
+        attempt.bases = state.queues.number(attempt.rows.runs, attempt.rows.parts)
+        encoded, doc = self._encode(attempt, state, app)
+        durable = self._settings.flush is Flush.SYNC
+        if durable and state.durable < state.offset:
+            self._settle_predecessors(state)
+        path = paths.commit(view.root, attempt.slot)
+        try:
+            self._create(attempt, path, encoded, durable, deadline)
+        except ExistsError:
+            view.refresh()
+            return None
+        if not view.confirm(attempt.slot):
+            # The slot is below the floor: either we slept after landing there, or landed in a freed name.
+            # The state was loaded anew, and `_judge` has found out which.
+            return None
+        meta = FileMeta(path, doc, encoded.digest, encoded.size, 0)
+        # The encoder's own arrays stand in for the ones a reader would decode.
+        meta.__dict__["runs"] = attempt.rows.runs
+        view.take_own(meta, encoded)
+        attempt.landed = True
+        self._settle(attempt.slot)
+        return Landed(attempt.rows, attempt.slot, attempt.store_ms, attempt.bases)
+
+    def _create(self, attempt: Attempt, path: str, encoded: Encoded, durable: bool, deadline: int) -> None:
+        pause = 0.001
+        while True:
+            try:
+                self._view.storage.create_if_absent(path, encoded.pieces, durable=durable)
+            except OutcomeUnknownError:
+                # It may be there, or arrive later: only this name, with these bytes, may be tried now.
+                attempt.unclear = True
+                if self._clock.elapsed_ns() > deadline:
+                    raise
+            except UnavailableError as error:
+                if not attempt.unclear:
+                    raise
+                if self._clock.elapsed_ns() > deadline:
+                    raise OutcomeUnknownError(
+                        "storage did not answer whether the append landed; append the same batch again",
+                        path=path,
+                    ) from error
+            else:
+                return
+            self._clock.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    def _see(self, meta: FileMeta) -> None:
+        """A walk folded a commit: it settles the attempts at its slot, one way or the other."""
+        for attempt in self._pending:
+            if meta.doc["handle"] == self._handle and meta.doc["seq"] == attempt.seq:
+                attempt.landed = True
+        self._settle(meta.doc["first"])
+
+    def _judge(self) -> None:
+        """The state was loaded anew, past the slots of pending attempts: ask it which of them are in the log."""
+        state = self._view.state
+        last = state.last_append(self._writer)
+        for attempt in self._pending:
+            if attempt.slot >= state.offset:
+                continue
+            # Sequence numbers rise along the log, and only the newest pending one can be the last of this handle.
+            if last is not None and last.handle == self._handle and last.seq == attempt.seq:
+                attempt.landed = True
+            elif last is None and state.store_ms - attempt.store_ms > WRITER_TTL_MS // 2:
+                attempt.forgotten = True
+        self._settle(state.offset - 1)
+
+    def _settle(self, slot: int) -> None:
+        """Everything at or below `slot` is decided."""
+        for attempt in self._pending:
+            if attempt.slot <= slot:
+                attempt.settled = True
+                attempt.unclear = False
+        self._pending = [attempt for attempt in self._pending if not attempt.settled]
+
+    def _check(self, state: LogState, expect: Expect | None, app: tuple[str, int] | None, files: Sequence[str]) -> bool:
+        """Raise if the append must not land here; True if its sink batch is in the log already."""
+        last = state.last_append(self._writer)
+        if last is not None and last.handle != self._handle and last.epoch >= self._epoch:
+            raise FencedError(
+                "another handle took over this writer's name; open a new one",
+                writer=self._writer,
+                epoch=self._epoch,
+                current_epoch=last.epoch,
+            )
+        if app is not None and state.fold(SinkBatches).last.get(app[0], -1) >= app[1]:
+            return True
+        if files:
+            self._check_files(state.fold(RowFiles), files)
+        if expect is not None and (reason := expect(state)) is not None:
+            raise PreconditionFailedError(reason, offset=state.offset)
+        return False
+
+    def _check_files(self, known: RowFiles, files: Sequence[str]) -> None:
+        if claimed := sorted(known.claimed.intersection(files)):
+            raise PreconditionFailedError(
+                "row files were collected as orphans before the commit; write them again", files=claimed[:5]
+            )
+        if taken := sorted(known.referenced.keys() & set(files)):
+            raise PreconditionFailedError("row files are in the log already", files=taken[:5])
+
+    def _encode(self, attempt: Attempt, state: LogState, app: tuple[str, int] | None) -> tuple[Encoded, dict[str, Any]]:
+        doc: dict[str, Any] = {
+            **attempt.rows.doc,
+            "broker": self._view.broker,
+            "first": attempt.slot,
+            "ts": attempt.store_ms,
+            "prev": state.digest,
+            "writer": self._writer,
+            "epoch": self._epoch,
+            "seq": attempt.seq,
+            "handle": self._handle,
+            "flush": "sync" if self._settings.flush is Flush.SYNC else "async",
+            "base": pack(attempt.bases),
+        }
+        if app is not None:
+            doc["app"] = list(app)
+        encoded = file_format.encode(attempt.rows.blocks, doc)
+        return encoded, {**doc, "kind": "commit", "rows": attempt.rows.rows}
+
+    def _settle_predecessors(self, state: LogState) -> None:
+        root = self._view.root
+        firsts = [first for first in state.commits.from_offset(state.durable) if first >= state.durable]
+        self._view.storage.sync([paths.commit(root, first) for first in firsts])
+
+    def _stamp(self, state: LogState) -> int:
+        """StoreTimestamp = max(previous, now), unless the clock has run away."""
+        now, elapsed = self._clock.now_ms(), self._clock.elapsed_ns()
+        expected = self._pace[0] + (elapsed - self._pace[1]) // 1_000_000
+        if now - expected > self._settings.clock_ahead_max_ms:
+            raise ClockSkewError(
+                "the clock jumped ahead; correct it, or open a new handle if it is right now",
+                clock_ms=now,
+                expected_ms=expected,
+                limit_ms=self._settings.clock_ahead_max_ms,
+            )
+        if now < expected:
+            self._pace = (now, elapsed)  # set back: the right pace may be the new one
+        return max(state.store_ms, now)
+
+    def _refuse_full_disk(self) -> None:
+        elapsed = self._clock.elapsed_ns()
+        if self._disk_checked is not None and elapsed - self._disk_checked < DISK_CHECK_NS:
+            return
+        usage = self._view.storage.disk_usage()
+        if usage is not None and usage[0] > self._settings.disk_full_ratio * usage[1]:
+            raise StorageFullError(
+                "disk is fuller than disk_full_ratio allows; expire old segments or add room",
+                used=usage[0],
+                total=usage[1],
+                ratio=self._settings.disk_full_ratio,
+            )
+        self._disk_checked = elapsed
+
+    def _breathe(self, held: bool, losses: int) -> None:
+        """Without a turn to wait for, a saturating winner pauses now and then: losers must re-read, and would starve.
+
+        A pause of one and a half commits every sixteen, only while nobody else got a slot in between.
+        """
+        now = self._clock.elapsed_ns()
+        gap, self._last_win = now - self._last_win, now
+        # A handle that idles between appends leaves room by itself.
+        self._wins = 1 if losses or held or gap > BUSY_GAP_NS else self._wins + 1
+        if self._wins >= CONSECUTIVE_WINS:
+            self._wins = 0
+            self._clock.sleep(1.5 * gap / 1e9)

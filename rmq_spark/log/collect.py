@@ -1,0 +1,69 @@
+"""Collecting row files in `data/` that no live commit needs: rolled ones, and orphans of jobs that died.
+
+A Spark job may write its row files hours before its commit, so age alone proves nothing. The collector first
+appends which files it claims; from that position on no commit may refer to them (`append` checks), so a slow job
+fails with a clear error instead of landing a commit whose rows are gone. Then it deletes, then it says so.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from rmq_spark.errors import PreconditionFailedError
+from rmq_spark.log.folds import RowFiles
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.state import LogState
+from rmq_spark.storage import paths
+
+if TYPE_CHECKING:
+    from rmq_spark.log.commit_log import CommitLog
+
+ORPHAN_AGE_MS: Final = 24 * 3_600_000
+"""A file that no commit refers to is taken for an orphan after a day."""
+
+
+def collect(log: CommitLog, *, orphan_age_ms: int = ORPHAN_AGE_MS) -> int:
+    """Claim, delete and sign off row files that are not needed; return how many were deleted."""
+    listed = {info.name: info.modified_ms for info in log.storage.list(paths.data(log.root))}
+    if not listed:
+        return 0
+    view = log.refresh()
+    floor = view.mark.floor
+    known = view.state.fold(RowFiles)
+    oldest = log.clock.now_ms() - orphan_age_ms
+    grace = log.clock.now_ms() - log.settings.delete_grace_ms
+    claim = []
+    for name, modified_ms in sorted(listed.items()):
+        offset = known.referenced.get(name)
+        rolled = offset is not None and offset < floor and modified_ms <= grace
+        orphan = offset is None and modified_ms <= oldest
+        if rolled or orphan:
+            claim.append(name)
+    if claim:
+
+        def still_unneeded(state: LogState) -> str | None:
+            now = state.fold(RowFiles).referenced
+            taken = [name for name in claim if now.get(name, -1) >= floor]
+            return f"row files were committed meanwhile: {taken[:3]}" if taken else None
+
+        try:
+            log.append(_record(log, {"claim": claim}), expect=still_unneeded)
+        except PreconditionFailedError:
+            return 0  # a job was faster; the next collection sees the new state
+    doomed = sorted(log.refresh().state.fold(RowFiles).claimed)
+    for name in doomed:
+        log.storage.delete(paths.data_file(log.root, name))
+    if doomed:
+        log.append(_record(log, {"gone": doomed}))
+    return sum(name in listed for name in doomed)
+
+
+def _record(log: CommitLog, value: dict[str, list[str]]) -> MessageBatch:
+    return MessageBatch.of(
+        topic=RowFiles.topic,
+        queue_id=0,
+        msg_id=log.clock.token().upper(),
+        body=json.dumps(value, separators=(",", ":")).encode(),
+        born_timestamp_ms=log.clock.now_ms(),
+    )

@@ -1,0 +1,296 @@
+"""A handle on one log: append and scan. Everything else in this package is a part of it.
+
+One handle may be used by any number of threads. Two handles, in one process or in many, race by the storage's
+put-if-absent and need to know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_spark.clock import Clock, SystemClock
+from rmq_spark.errors import ClosedError, InvalidRequestError, OutcomeUnknownError, ReadOnlyError
+from rmq_spark.log import scan
+from rmq_spark.log.append import Appender, Attempt, Expect, UnclearAppend
+from rmq_spark.log.flusher import Periodic
+from rmq_spark.log.group_commit import GroupCommit, Request
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.rows import RowFile, prepare, prepare_references
+from rmq_spark.log.snapshot import SNAPSHOT_ERRORS, write_snapshot
+from rmq_spark.log.view import LogView
+from rmq_spark.model.settings import Flush, LogSettings
+from rmq_spark.storage import paths
+from rmq_spark.storage.base import Storage
+
+I64 = npt.NDArray[np.int64]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What an append was given. With `buffered` the arrays are None: the commit is still to come."""
+
+    queue_offsets: I64 | None
+    """Queue offset of each message, in the order they were given."""
+    commit_offsets: I64 | None
+    """Log offset of each message, in the order they were given."""
+    store_ms: int | None
+    """storeTimestamp of all of them."""
+    repeated: bool = False
+    """True when the same append had landed before and nothing was written now."""
+
+
+class CommitLog:
+    """Append to and read one log (a broker's, or the nameserver's).
+
+    Raises (on opening):
+        CorruptDataError: the chain is damaged; the error names the file.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        root: str,
+        broker: str,
+        *,
+        settings: LogSettings | None = None,
+        clock: Clock | None = None,
+        writer: str | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self.storage = storage
+        self.root = root
+        self.broker = broker
+        self.settings = settings or LogSettings()
+        self.clock = clock or SystemClock()
+        self._read_only = read_only
+        self._closed = False
+        self._lock = threading.RLock()
+        self._view = LogView(storage, root, broker)
+        self._view.load()
+        self._appender = Appender(self._view, self.settings, self.clock, writer)
+        self._group = GroupCommit(self._commit_group, self.settings, self.clock)
+        self._unclear: dict[int, tuple[MessageBatch, Attempt, int]] = {}
+        """Batches whose append ended unclear, the shared attempt, and where their rows begin in it."""
+        self._flusher: Periodic | None = None
+        self._unflushed: list[str] = []
+        self._buffer: list[MessageBatch] = []
+        self._buffer_bytes = 0
+        self._drain = threading.Lock()
+        self._stuck: MessageBatch | None = None
+        """A buffered commit that failed and is tried again, as it was, before anything newer."""
+        self._committer: Periodic | None = None
+
+    # ------------------------------------------------------------ appending
+
+    def append(
+        self,
+        batch: MessageBatch,
+        *,
+        expect: Expect | None = None,
+        app: tuple[str, int] | None = None,
+    ) -> AppendResult:
+        """Append `batch` as part of one commit; visible as a whole or not at all when this returns.
+
+        With `sync` it is durable when this returns, with `async` visible, with `buffered` only in memory.
+        `expect` is asked at every position tried. `app` = (application id, batch id) makes a repeated batch a
+        no-op. After `OutcomeUnknownError`, appending the same `batch` object again lands it once.
+
+        Raises:
+            PreconditionFailedError: `expect` does not hold; nothing was written.
+            FencedError: another handle took over this writer's name; nothing was written.
+            LostRaceError, StorageFullError, UnavailableError, ClockSkewError: nothing was written.
+            OutcomeUnknownError: the storage never said whether it landed.
+            ReadOnlyError, ClosedError: this handle cannot append.
+        """
+        self._check_writable()
+        request = Request(batch, expect, app)
+        if self.settings.flush is Flush.BUFFERED and not request.alone:
+            return self._append_buffered(request)
+        return self._submit(request)
+
+    def append_files(
+        self, files: Sequence[RowFile], *, expect: Expect | None = None, app: tuple[str, int] | None = None
+    ) -> AppendResult:
+        """Append one commit that refers to row files in `data/`, in their order.
+
+        Raises:
+            PreconditionFailedError: a file was collected as an orphan, or `expect` does not hold.
+            NotFoundError, CorruptDataError: a file is gone or is not what was named.
+        """
+        self._check_writable()
+        if not files:
+            raise InvalidRequestError("name at least one row file")
+        return self._submit(Request(MessageBatch(), expect, app, files))
+
+    def flush(self) -> None:
+        """Make everything appended through this handle durable; raises what failed in the background."""
+        if self._committer is not None:
+            self._commit_buffer()
+            self._committer.check()
+        if self._flusher is not None:
+            self._flush_files()
+            self._flusher.check()
+
+    def close(self) -> None:
+        """Flush and end this handle."""
+        if self._closed:
+            return
+        self._closed = True
+        for thread in (self._committer, self._flusher):
+            if thread is not None:
+                thread.close()
+
+    def __enter__(self) -> CommitLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ reading
+
+    def refresh(self) -> LogView:
+        """Fold what others have appended since, and return the view (do not keep it across threads)."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the log handle is closed", root=self.root)
+            self._view.refresh()
+            return self._view
+
+    @property
+    def view(self) -> LogView:
+        """The view as it was when last refreshed."""
+        return self._view
+
+    def scan(self, query: scan.Query | None = None, stats: scan.ScanStats | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield messages in order per queue; see `scan.Query` for what can be asked and pruned.
+
+        The end is fixed when the scan starts: a scan never sees part of a commit, nor one that came later.
+        """
+        view = self.refresh()
+        with self._lock:
+            plan = scan.plan(view, query or scan.Query(), stats or scan.ScanStats())
+        return scan.run(self, plan)
+
+    # ------------------------------------------------------------ inner works
+
+    def _check_writable(self) -> None:
+        if self._closed:
+            raise ClosedError("the log handle is closed", root=self.root)
+        if self._read_only:
+            raise ReadOnlyError("the log was opened for reading only", root=self.root)
+
+    def _submit(self, request: Request) -> AppendResult:
+        unclear = self._unclear.pop(id(request.batch), None) if self._unclear else None
+        if unclear is not None:
+            request.again, request.first_row = unclear[1:]
+        self._group.submit(request)
+        if request.error is not None:
+            raise request.error
+        landed = request.landed
+        assert landed is not None  # noqa: S101 - a request is done with an outcome or an error
+        if landed.first < 0:
+            return AppendResult(None, None, landed.store_ms, repeated=True)
+        rows = landed.rows.rows if request.files else request.batch.num_rows
+        part = slice(request.first_row, request.first_row + rows)
+        return AppendResult(landed.queue_offsets[part], landed.commit_offsets[part], landed.store_ms, landed.repeated)
+
+    def _commit_group(self, group: list[Request]) -> None:
+        """Called by the leader of a group, one at a time."""
+        with self._lock:
+            head = group[0]
+            if head.again is None:
+                at = 0
+                for request in group:
+                    request.first_row = at
+                    at += request.batch.num_rows if not request.files else 0
+            try:
+                if head.again is not None:
+                    # The whole group that ended unclear: its other callers find it landed when they ask.
+                    rows = head.again.rows
+                elif head.files:
+                    rows = prepare_references(self.storage, self.root, head.files)
+                else:
+                    merged = MessageBatch.merge([request.batch for request in group])
+                    rows = prepare(merged, self.settings.block_bytes)
+                names = [file.name for file in head.files]
+                landed = self._appender.land(rows, expect=head.expect, app=head.app, files=names, again=head.again)
+            except UnclearAppend as error:
+                self._remember(group, error)
+            except Exception as error:  # noqa: BLE001 - handed to every caller of the group
+                for request in group:
+                    request.error = error
+            else:
+                for request in group:
+                    request.landed = landed
+                self._after(landed.first, landed.repeated)
+
+    def _remember(self, group: list[Request], error: UnclearAppend) -> None:
+        plain = OutcomeUnknownError(error.args[0], **error.context)
+        for request in group:
+            request.error = plain
+            self._unclear[id(request.batch)] = (request.batch, error.attempt, request.first_row)
+        while len(self._unclear) > 1024:
+            self._unclear.pop(next(iter(self._unclear)))
+
+    def _after(self, first: int, repeated: bool) -> None:
+        if self.settings.flush is not Flush.SYNC and not repeated:
+            if self._flusher is None:
+                self._flusher = Periodic("rmq-flush", self._flush_files, self.settings.flush_interval_ms / 1000)
+            self._unflushed.append(paths.commit(self.root, first))
+            self._flusher.poke()
+        if self._view.folded >= self.settings.snapshot_every_commits:
+            self.snapshot()
+
+    def snapshot(self) -> str | None:
+        """Write a snapshot of the state as folded so far; a failure is logged, for nothing depends on it."""
+        with self._lock:
+            self._view.folded = 0
+            try:
+                return write_snapshot(self.storage, self.root, self._view.state, self.clock.token())
+            except SNAPSHOT_ERRORS as error:
+                _log.warning("snapshot was not written: %s", error)
+                return None
+
+    def _flush_files(self) -> None:
+        with self._lock:
+            paths_, self._unflushed = self._unflushed, []
+        if paths_:
+            self.storage.sync(paths_)
+
+    def _append_buffered(self, request: Request) -> AppendResult:
+        with self._lock:
+            if self._committer is None:
+                seconds = self.settings.linger_ms / 1000
+                self._committer = Periodic("rmq-commit", self._commit_buffer, seconds)
+            self._committer.check()
+            self._buffer.append(request.batch)
+            self._buffer_bytes += request.batch.body_bytes
+            full = self._buffer_bytes > self.settings.group_bytes_max
+        self._committer.poke()
+        if full:
+            self._commit_buffer()
+        return AppendResult(None, None, None)
+
+    def _commit_buffer(self) -> None:
+        with self._drain:  # one at a time, or a later buffer could land before an earlier one
+            while True:
+                if self._stuck is None:
+                    with self._lock:
+                        waiting, self._buffer, self._buffer_bytes = self._buffer, [], 0
+                    if not waiting:
+                        return
+                    self._stuck = MessageBatch.merge(waiting)
+                self._submit(Request(self._stuck))
+                self._stuck = None

@@ -1,0 +1,147 @@
+"""Reading files of a log: metadata from the tail, then only the blocks and columns that are asked for."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_spark.log.file_format import SCHEMAS, TAIL_BYTES, FileMeta, NeedMoreError, check_whole, column_crc, parse
+from rmq_spark.storage.base import Storage
+
+READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
+"""Neighbouring whole blocks are fetched together up to this size; it bounds a scan's memory."""
+GAP_BYTES: Final = 16 * 1024
+"""Two wanted ranges with no more than this between them are fetched as one."""
+
+
+def read_meta(storage: Storage, path: str) -> FileMeta:
+    """Return the checked metadata of the file at `path`.
+
+    Raises:
+        NotFoundError: there is no such file.
+        CorruptDataError: it is damaged or foreign.
+        UnsupportedVersionError: it was written by a newer version.
+    """
+    tail, size = storage.read_tail(path, TAIL_BYTES)
+    try:
+        return parse(path, tail, size)
+    except NeedMoreError as more:
+        tail, size = storage.read_tail(path, more.length)
+        return parse(path, tail, size)
+
+
+class FileReader:
+    """Reads rows of one file. Counts what it fetched, so that pruning can be seen and tested."""
+
+    def __init__(self, storage: Storage, meta: FileMeta) -> None:
+        self._storage = storage
+        self._meta = meta
+        self._schema = SCHEMAS[meta.kind]
+        self.bytes_read = 0
+        """Bytes fetched of blocks (metadata not counted)."""
+
+    def read_blocks(self, blocks: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield (block number, its rows with only the columns `names`) in the order of `blocks`.
+
+        Raises:
+            CorruptDataError: a column's check-sum is wrong; none of its values is returned.
+            NotFoundError: the file is gone.
+        """
+        wanted = [self._schema.get_field_index(name) for name in names]
+        if "blocks" not in self._meta.doc:
+            yield from ((block, self._only_block().select(wanted)) for block in blocks)
+            return
+        whole_row = 2 * len(wanted) > len(self._schema)
+        at = 0
+        while at < len(blocks):
+            if whole_row:
+                group = self._neighbours(blocks, at)
+                for block, data in zip(group, self._fetch_whole(group), strict=True):
+                    yield block, self._decode(block, data, wanted)
+                at += len(group)
+            else:
+                block = blocks[at]
+                yield block, self._decode(block, self._fetch_columns(block, wanted), wanted)
+                at += 1
+
+    def _only_block(self) -> pa.RecordBatch:
+        """The rows of a file that has no block table: read whole, its check-sum checked."""
+        meta = self._meta
+        data = meta.whole
+        if data is None:
+            data = self._storage.read(meta.path)
+            check_whole(meta.path, data)
+            self.bytes_read += len(data)
+        elif not self.bytes_read:
+            self.bytes_read = len(data)
+        try:
+            batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
+        except (pa.ArrowInvalid, OSError, ValueError) as error:
+            raise meta.corrupt("rows cannot be parsed", reason=str(error)) from error
+        if batch.num_rows != meta.rows:
+            raise meta.corrupt("file has another number of rows than its metadata says")
+        return batch
+
+    def _neighbours(self, blocks: Sequence[int], at: int) -> list[int]:
+        sizes = self._meta.places.size
+        group = [blocks[at]]
+        total = int(sizes[blocks[at]])
+        for block in blocks[at + 1 :]:
+            total += int(sizes[block])
+            if block != group[-1] + 1 or total > READ_AHEAD_BYTES:
+                break
+            group.append(block)
+        return group
+
+    def _fetch(self, start: int, length: int) -> bytes | memoryview:
+        self.bytes_read += length
+        if self._meta.whole is not None:
+            return memoryview(self._meta.whole)[start : start + length]
+        return self._storage.read_range(self._meta.path, start, length)
+
+    def _fetch_whole(self, group: list[int]) -> list[pa.Buffer]:
+        starts, sizes = self._meta.block_starts, self._meta.places.size
+        base = int(starts[group[0]])
+        length = int(starts[group[-1]]) + int(sizes[group[-1]]) - base
+        if base < 0:
+            raise self._meta.corrupt("block table does not fit the file")
+        data = pa.py_buffer(self._fetch(base, length))
+        return [data.slice(int(starts[block]) - base, int(sizes[block])) for block in group]
+
+    def _fetch_columns(self, block: int, wanted: list[int]) -> pa.Buffer:
+        """A buffer of the whole block's size in which only the wanted columns are filled in."""
+        places = self._meta.places
+        start, size = int(self._meta.block_starts[block]), int(places.size[block])
+        body, ends = int(places.body[block]), places.ends[block]
+        if start < 0 or body > size:
+            raise self._meta.corrupt("block table does not fit the file", block=block)
+        ranges = [(0, body)]
+        for column in sorted(wanted):
+            low = body + (int(ends[column - 1]) if column else 0)
+            high = body + int(ends[column])
+            if low - ranges[-1][1] <= GAP_BYTES:
+                ranges[-1] = (ranges[-1][0], max(high, ranges[-1][1]))
+            else:
+                ranges.append((low, high))
+        # np.empty of untouched pages costs no memory: the columns that are not wanted stay unmapped.
+        target = np.empty(size, np.uint8)
+        for low, high in ranges:
+            target[low:high] = np.frombuffer(self._fetch(start + low, high - low), np.uint8)
+        return pa.py_buffer(target)
+
+    def _decode(self, block: int, data: pa.Buffer, wanted: list[int]) -> pa.RecordBatch:
+        meta = self._meta
+        try:
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(data), self._schema)
+        except (pa.ArrowInvalid, OSError, ValueError, struct.error) as error:
+            raise meta.corrupt("block cannot be parsed", block=block, reason=str(error)) from error
+        if batch.num_rows != int(meta.places.rows[block]):
+            raise meta.corrupt("block has another number of rows than its table says", block=block)
+        for column in wanted:
+            if column_crc(batch.column(column)) != int(meta.places.sums[block, column]):
+                raise meta.corrupt("column check-sum is wrong", block=block, column=self._schema.names[column])
+        return batch.select(wanted)

@@ -1,0 +1,57 @@
+"""Background threads of a handle: fsync of `async` commits, and the commits of `buffered` ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Periodic:
+    """Calls `work` every `seconds` while there is something to do, and once more when closed.
+
+    An error in the background is kept and raised at the next `check` or `close`: it concerns messages that
+    were acknowledged already, so somebody has to hear of it.
+    """
+
+    def __init__(self, name: str, work: Callable[[], None], seconds: float) -> None:
+        self._work = work
+        self._seconds = seconds
+        self._wake = threading.Event()
+        self._closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def poke(self) -> None:
+        """There is something to do within the period."""
+        self._wake.set()
+
+    def check(self) -> None:
+        """Raise what went wrong in the background, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Do what is left, stop, and raise what went wrong."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        self._attempt()
+        self.check()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            self._wake.wait()
+            if self._closed:
+                return
+            self._wake.clear()
+            pause.wait(self._seconds)
+            self._attempt()
+
+    def _attempt(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller by `check`
+            self._error = error

@@ -1,0 +1,211 @@
+"""State that is kept as messages: each fold reads its own system topic and nothing else.
+
+`FOLDS` is the one place where they are registered. A service that needs state adds a class here: the topic
+it lives in, what one record does to it, and how it is dumped into a snapshot. A record is an ordinary
+message whose body is JSON; an unknown field is ignored, so an older reader passes over a newer writer's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
+
+from rmq_spark.log.queues import Queues
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One state message, decoded."""
+
+    topic: str
+    value: dict[str, Any]
+    """The JSON body."""
+    commit_offset: int
+    store_ms: int
+
+
+class Fold(Protocol):
+    """What you get by reading one system topic in order."""
+
+    name: ClassVar[str]
+    """Key in snapshots."""
+    topic: ClassVar[str]
+    """The system topic it reads."""
+
+    def apply(self, record: Record, queues: Queues) -> None:
+        """Take in the next record. Must depend on nothing but the records so far."""
+
+    def dump(self) -> Any:
+        """The state as a JSON value; `load` gives it back."""
+
+    def load(self, value: Any) -> None:
+        """Replace the state by what `dump` returned."""
+
+
+class TopicConfigs:
+    """Topics and their queue numbers (RocketMQ's topics.json). Lives in the nameserver log."""
+
+    name: ClassVar[str] = "topics"
+    topic: ClassVar[str] = "rmq_sys_topic_config"
+
+    def __init__(self) -> None:
+        self.configs: dict[str, dict[str, Any]] = {}
+
+    def apply(self, record: Record, queues: Queues) -> None:
+        name = record.value["topic"]
+        if record.value.get("deleted"):
+            self.configs.pop(name, None)
+        else:
+            self.configs[name] = {**record.value, "updatedAt": record.store_ms}
+
+    def dump(self) -> Any:
+        return self.configs
+
+    def load(self, value: Any) -> None:
+        self.configs = value
+
+
+class GroupConfigs:
+    """Consumer groups and their settings (RocketMQ's subscriptionGroup.json). Lives in the nameserver log."""
+
+    name: ClassVar[str] = "groups"
+    topic: ClassVar[str] = "rmq_sys_group_config"
+
+    def __init__(self) -> None:
+        self.configs: dict[str, dict[str, Any]] = {}
+
+    def apply(self, record: Record, queues: Queues) -> None:
+        name = record.value["group"]
+        if record.value.get("deleted"):
+            self.configs.pop(name, None)
+        else:
+            self.configs[name] = {**record.value, "updatedAt": record.store_ms}
+
+    def dump(self) -> Any:
+        return self.configs
+
+    def load(self, value: Any) -> None:
+        self.configs = value
+
+
+class ConsumerOffsets:
+    """Committed offsets (next to consume) by group, topic and queue (RocketMQ's consumerOffset.json)."""
+
+    name: ClassVar[str] = "consumer_offsets"
+    topic: ClassVar[str] = "rmq_sys_consumer_offset"
+
+    def __init__(self) -> None:
+        self.offsets: dict[str, dict[str, dict[str, int]]] = {}
+        """group -> topic -> queue id as text (JSON has no integer keys) -> offset."""
+
+    def apply(self, record: Record, queues: Queues) -> None:
+        value = record.value
+        if value.get("deleted"):
+            self.offsets.pop(value["group"], None)
+            return
+        mine = self.offsets.setdefault(value["group"], {}).setdefault(value["topic"], {})
+        mine.update({str(queue): int(offset) for queue, offset in value["offsets"].items()})
+
+    def of(self, group: str, topic: str) -> Mapping[int, int]:
+        """Committed offsets of one group on one topic by queue."""
+        found = self.offsets.get(group, {}).get(topic, {})
+        return {int(queue): offset for queue, offset in found.items()}
+
+    def dump(self) -> Any:
+        return self.offsets
+
+    def load(self, value: Any) -> None:
+        self.offsets = value
+
+
+class Truncations:
+    """Topics whose messages so far were deleted: their queues start anew at the offset they had reached."""
+
+    name: ClassVar[str] = "truncations"
+    topic: ClassVar[str] = "rmq_sys_truncate"
+
+    def apply(self, record: Record, queues: Queues) -> None:
+        queues.truncate(record.value["topic"])
+
+    def dump(self) -> Any:
+        return None
+
+    def load(self, value: Any) -> None:
+        return None  # the effect is in the queues' own dump
+
+
+class RowFiles:
+    """Row files in `data/`: which ones commits refer to, and which ones the collector has claimed.
+
+    A claimed file may not be referred to any more; a file that is referred to is deleted only after its commit
+    was rolled. Both sets forget a file when a record says that it is gone.
+    """
+
+    name: ClassVar[str] = "row_files"
+    topic: ClassVar[str] = "rmq_sys_collect"
+
+    def __init__(self) -> None:
+        self.claimed: set[str] = set()
+        self.referenced: dict[str, int] = {}
+        """File name -> offset of the commit that refers to it."""
+
+    def apply(self, record: Record, queues: Queues) -> None:
+        gone = record.value.get("gone", ())
+        self.claimed.update(record.value.get("claim", ()))
+        self.claimed.difference_update(gone)
+        for name in gone:
+            self.referenced.pop(name, None)
+
+    def refer(self, names: Iterable[str], offset: int) -> None:
+        """A commit at `offset` refers to these files."""
+        self.referenced.update(dict.fromkeys(names, offset))
+
+    def dump(self) -> Any:
+        return {"claimed": sorted(self.claimed), "referenced": self.referenced}
+
+    def load(self, value: Any) -> None:
+        self.claimed = set(value["claimed"])
+        self.referenced = value["referenced"]
+
+
+class SinkBatches:
+    """Last batch of each sink application, for batches that had no row to carry the mark."""
+
+    name: ClassVar[str] = "sink_batches"
+    topic: ClassVar[str] = "rmq_sys_sink_batch"
+
+    def __init__(self) -> None:
+        self.last: dict[str, int] = {}
+
+    def apply(self, record: Record, queues: Queues) -> None:
+        self.land(record.value["app"], record.value["batch"])
+
+    def land(self, app: str, batch: int) -> None:
+        """Note that `batch` of `app` is in the log."""
+        self.last[app] = max(batch, self.last.get(app, -1))
+
+    def dump(self) -> Any:
+        return self.last
+
+    def load(self, value: Any) -> None:
+        self.last = value
+
+
+FOLDS: Final[tuple[type[Fold], ...]] = (
+    TopicConfigs,
+    GroupConfigs,
+    ConsumerOffsets,
+    Truncations,
+    RowFiles,
+    SinkBatches,
+)
+"""Every fold over state messages. Order is the order of records within one commit offset: none depends on it."""
+
+FOLD_TOPICS: Final = frozenset(fold.topic for fold in FOLDS)
+
+
+def decode(topic: str, body: bytes, commit_offset: int, store_ms: int) -> Record:
+    """A state message's row as a record."""
+    return Record(topic, json.loads(body), commit_offset, store_ms)

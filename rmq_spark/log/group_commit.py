@@ -1,0 +1,114 @@
+"""Group commit: callers of one process share a commit, without a thread of their own.
+
+The first caller leads: it takes what is queued, commits it for all, and hands the lead to the next in the queue.
+While a leader waits for the disk, the others queue up, so the group grows with the load. The leader waits a
+moment for as many callers as were seen lately, never longer than the linger: without that, threads fall into
+two halves that alternate, and each commit carries only one half.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rmq_spark.clock import Clock
+from rmq_spark.log.append import Attempt, Expect, Landed
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.rows import RowFile
+from rmq_spark.model.settings import LogSettings
+
+
+@dataclass(eq=False)
+class Request:
+    """One caller's append."""
+
+    batch: MessageBatch
+    expect: Expect | None = None
+    app: tuple[str, int] | None = None
+    files: Sequence[RowFile] = ()
+    again: Attempt | None = None
+    """An attempt of the same rows that ended unclear."""
+    first_row: int = 0
+    """Where its rows begin in the merged commit."""
+    landed: Landed | None = None
+    error: BaseException | None = None
+    ready: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it needs a commit of its own: a failing condition must not fail the others."""
+        return bool(self.expect or self.app or self.files or self.again)
+
+    @property
+    def done(self) -> bool:
+        """Whether its outcome is known."""
+        return self.landed is not None or self.error is not None
+
+
+class GroupCommit:
+    """Gathers requests and hands groups of them to `commit`, one group at a time."""
+
+    def __init__(self, commit: Callable[[list[Request]], None], settings: LogSettings, clock: Clock) -> None:
+        self._commit = commit
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._queue: deque[Request] = deque()
+        self._leading = False
+        self._expected = 1
+        self._commit_seconds = 0.0
+
+    def submit(self, request: Request) -> None:
+        """Block until `request` is done; its outcome is in it."""
+        with self._lock:
+            self._queue.append(request)
+            lead = not self._leading
+            self._leading = True
+            if not lead and len(self._queue) >= self._expected:
+                self._arrived.notify()
+        if not lead:
+            request.ready.wait()
+            if request.done:
+                return
+        self._lead()
+
+    def _lead(self) -> None:
+        with self._lock:
+            if len(self._queue) < self._expected:
+                wait = min(self._settings.linger_ms / 1000, 0.5 * self._commit_seconds)
+                self._arrived.wait_for(lambda: len(self._queue) >= self._expected, wait)
+            group = self._take()
+        started = self._clock.elapsed_ns()
+        try:
+            self._commit(group)
+        except BaseException as error:
+            for request in group:
+                if not request.done:
+                    request.error = error
+            raise
+        finally:
+            self._commit_seconds = (self._clock.elapsed_ns() - started) / 1e9
+            with self._lock:
+                self._expected = len(group) + len(self._queue)
+                if self._queue:
+                    self._queue[0].ready.set()  # the next leader; it stays in the queue until it takes itself
+                else:
+                    self._leading = False
+            for request in group:
+                request.ready.set()
+
+    def _take(self) -> list[Request]:
+        group = [self._queue.popleft()]
+        if group[0].alone:
+            return group
+        rows, size = group[0].batch.num_rows, group[0].batch.body_bytes
+        while self._queue and not self._queue[0].alone:
+            batch = self._queue[0].batch
+            rows, size = rows + batch.num_rows, size + batch.body_bytes
+            if rows > self._settings.group_rows_max or size > self._settings.group_bytes_max:
+                break
+            group.append(self._queue.popleft())
+        return group

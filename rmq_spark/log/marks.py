@@ -1,0 +1,154 @@
+"""The chain of marks: which commits are rolled into which segments, and where the log starts.
+
+Why it exists: deleting a commit file frees its name, and a writer that slept since before the name was taken
+could create it again and fork the log. So a mark comes first: mark number e+1 is created (put-if-absent,
+durable, never deleted) *before* any commit below its `floor` is deleted. From that follows the rule that every
+reader and writer keeps:
+
+    A file read at, or created at, a slot >= the floor of mark e is genuine
+    if mark e+1 did not exist *after* the read or the create.
+
+Because: the slot can only have been deleted before if some mark had a floor above it; marks are numbered without
+gaps and stay for ever, so "e+1 is absent" means no such mark had been made. It takes one look at one name, no
+listing, no clock and no lease; docs/decisions/0003 has the argument in full.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from rmq_spark.log import file_format
+from rmq_spark.log.file_reader import FileReader, read_meta
+from rmq_spark.log.queues import Queues
+from rmq_spark.log.state import GENESIS
+from rmq_spark.storage import paths
+from rmq_spark.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRef:
+    """One live segment."""
+
+    name: str
+    """File name in `segments/`."""
+    first: int
+    """First log offset."""
+    end: int
+    """Exclusive end."""
+    bytes: int
+    """File size."""
+    min_ms: int
+    """storeTimestamp of its first message."""
+    max_ms: int
+    """storeTimestamp of its last message."""
+    digest: str
+    """Digest of the segment file's own metadata."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What is true of the log's old part since this mark was made."""
+
+    epoch: int = 0
+    """Number of the mark; 0 is the beginning, which has no file."""
+    floor: int = 0
+    """Commits below this offset are in segments; their names are void."""
+    floor_digest: str = GENESIS
+    """Digest of the last commit below the floor."""
+    log_start: int = 0
+    """First offset that retention has left."""
+    segments: tuple[SegmentRef, ...] = ()
+    """Live segments, ascending, without gaps from `log_start` to `floor`."""
+    starts: dict[str, Any] = field(default_factory=lambda: Queues().dump())
+    """Dump of the queues' state at `log_start`: where each queue now begins."""
+    reason: str = ""
+    """What made it: roll, expire, collect, recover."""
+    digest: str = GENESIS
+    """Digest of the mark's file; the next mark names it."""
+
+
+def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
+    """Return mark number `epoch`.
+
+    Raises:
+        NotFoundError: there is none yet.
+        CorruptDataError: it is damaged.
+    """
+    meta = read_meta(storage, paths.mark(root, epoch))
+    doc = meta.doc
+    if meta.kind != "mark" or doc["epoch"] != epoch:
+        raise meta.corrupt("not the mark that its name says", kind=meta.kind, epoch=doc.get("epoch"))
+    segments: list[SegmentRef] = []
+    reader = FileReader(storage, meta)
+    for _, batch in reader.read_blocks(range(len(meta.places.rows)), file_format.MARK_SCHEMA.names):
+        times = [batch.column(index).cast(pa.int64()).to_pylist() for index in (4, 5)]
+        plain = [batch.column(index).to_pylist() for index in (0, 1, 2, 3, 6)]
+        for name, first, end, size, digest, low, high in zip(*plain, *times, strict=True):
+            segments.append(
+                SegmentRef(name=name, first=first, end=end, bytes=size, min_ms=low, max_ms=high, digest=digest)
+            )
+    return Mark(
+        epoch=epoch,
+        floor=doc["floor"],
+        floor_digest=doc["floor_digest"],
+        log_start=doc["log_start"],
+        segments=tuple(segments),
+        starts=json.loads(doc["starts"]),
+        reason=doc["reason"],
+        digest=meta.digest,
+    )
+
+
+def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: str) -> None:
+    """Create `mark` durably.
+
+    Raises:
+        ExistsError: somebody else made a mark of this number; nothing was changed.
+    """
+    columns = {
+        "name": [segment.name for segment in mark.segments],
+        "first": [segment.first for segment in mark.segments],
+        "end": [segment.end for segment in mark.segments],
+        "bytes": [segment.bytes for segment in mark.segments],
+        "minTimestamp": [segment.min_ms for segment in mark.segments],
+        "maxTimestamp": [segment.max_ms for segment in mark.segments],
+        "digest": [segment.digest for segment in mark.segments],
+    }
+    schema = file_format.MARK_SCHEMA
+    batch = pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+    doc = {
+        "epoch": mark.epoch,
+        "floor": mark.floor,
+        "floor_digest": mark.floor_digest,
+        "log_start": mark.log_start,
+        "starts": json.dumps(mark.starts, separators=(",", ":")),
+        "reason": mark.reason,
+        "prev": previous.digest,
+        "nonce": nonce,
+    }
+    encoded = file_format.encode(file_format.make_blocks("mark", [batch]), doc)
+    storage.create_if_absent(paths.mark(root, mark.epoch), encoded.pieces, durable=True)
+
+
+def newest_mark(storage: Storage, root: str, known: Mark) -> Mark:
+    """Return the newest mark, which is `known` if there is no later one. Walks by name; lists nothing."""
+    epoch = known.epoch
+    while storage.exists(paths.mark(root, epoch + 1)):
+        epoch += 1
+    return known if epoch == known.epoch else read_mark(storage, root, epoch)
+
+
+def find_mark(storage: Storage, root: str) -> Mark:
+    """Return the newest mark of a log that this process has not seen before.
+
+    The listing only saves steps: if it is stale, the walk by name finds the rest.
+    """
+    listed = [paths.number_of(info.name) or 0 for info in storage.list(paths.marks(root))]
+    epoch = max(listed, default=0)
+    while storage.exists(paths.mark(root, epoch + 1)):
+        epoch += 1
+    return read_mark(storage, root, epoch) if epoch else Mark()

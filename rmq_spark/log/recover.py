@@ -1,0 +1,85 @@
+"""After power loss with `async` appends: cut the log behind the last commit that survived.
+
+Commits that were acknowledged before their fsync may be gone or torn, in any order: a later one may have survived an
+earlier one. Nothing behind the first loss can be reached, and its names would stand in the way of new commits, so
+those files are moved aside into `lost/`, where they can be looked at. That is RocketMQ's recovery after an unclean
+stop: re-validate, truncate at the first bad record.
+
+With `sync` appends there is never anything to do: a commit is fsynced before its name exists, and its predecessors
+before it. A valid `sync` commit behind the damage therefore means a broken medium, not a power loss, and is refused.
+No writer may run meanwhile: freeing names is what the marks exist to make safe, and this frees names above the floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rmq_spark.clock import Clock
+from rmq_spark.errors import CorruptDataError, UnsupportedVersionError
+from rmq_spark.log.file_reader import read_meta
+from rmq_spark.log.marks import find_mark
+from rmq_spark.log.snapshot import newest_state
+from rmq_spark.log.view import LogView
+from rmq_spark.storage import paths
+from rmq_spark.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverResult:
+    """Where the log ends now, and what was moved aside."""
+
+    log_end: int
+    moved: tuple[str, ...]
+    """File names now in `lost/`."""
+
+
+def strays(storage: Storage, root: str, end: int) -> list[str]:
+    """Names in `commitlog/` at or behind the log's end: what a power loss left behind a hole."""
+    return sorted(
+        info.name
+        for info in storage.list(paths.commitlog(root))
+        if (number := paths.number_of(info.name)) is not None and number >= end
+    )
+
+
+def recover(storage: Storage, root: str, broker: str, clock: Clock, *, force: bool = False) -> RecoverResult:
+    """Move everything behind the last good commit into `lost/` and return where the log ends.
+
+    Raises:
+        CorruptDataError: a `sync` commit stands behind the damage, and `force` is not set; nothing was changed.
+    """
+    view = LogView(storage, root, broker)
+    view.mark = find_mark(storage, root)
+    floor = view.mark.floor
+    view.state = newest_state(storage, root, floor, view.mark.floor_digest) or view.floor_state(view.mark)
+    try:
+        view.refresh()
+    except (CorruptDataError, UnsupportedVersionError) as error:
+        damage: CorruptDataError | UnsupportedVersionError | None = error
+    else:
+        damage = None
+    end = view.state.offset
+    names = strays(storage, root, end)
+    if not force:
+        _refuse_durable(storage, root, names, damage)
+    for name in names:
+        source = f"{paths.commitlog(root)}/{name}"
+        data = storage.read(source)
+        storage.create_if_absent(f"{root}/lost/{clock.token()[-12:]}-{name}", [data])
+        storage.delete(source)
+    return RecoverResult(log_end=end, moved=tuple(names))
+
+
+def _refuse_durable(storage: Storage, root: str, names: list[str], damage: Exception | None) -> None:
+    for name in names:
+        try:
+            meta = read_meta(storage, f"{paths.commitlog(root)}/{name}")
+        except (CorruptDataError, UnsupportedVersionError):
+            continue
+        if meta.doc.get("flush") == "sync":
+            raise CorruptDataError(
+                "a durable commit stands behind the damage, so this is not the trace of a power loss; "
+                "restore the damaged file, or recover with force to give up what is behind it",
+                file=name,
+                damage=str(damage) if damage else "a commit is missing",
+            )

@@ -1,0 +1,266 @@
+"""Rolling: many small commits become one segment, with the same messages, order and offsets.
+
+Any process may do it at any time. Steps, each safe to die after:
+1. read the commits from the floor on, fold them on the way, and write segment files under names of our own;
+2. make the next mark, which names them and raises the floor (put-if-absent: one roller wins, the other throws its
+   files away);
+3. delete what is below the floor. Only now, and only files that were there when the mark was made.
+
+Within a segment rows are sorted by (topic, queue, log offset), so that one queue's rows are contiguous; offsets
+and store times are columns. A segment also carries the folded state at its end, which makes it a place from which
+the log can be opened when everything before it has expired.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_spark.errors import ExistsError, InvalidRequestError, NotFoundError
+from rmq_spark.log import file_format, scan, schema
+from rmq_spark.log.file_format import pack
+from rmq_spark.log.file_reader import read_meta
+from rmq_spark.log.marks import Mark, SegmentRef, newest_mark, write_mark
+from rmq_spark.log.message_batch import sort_into_runs
+from rmq_spark.log.rows import cut, describe
+from rmq_spark.log.snapshot import pack_state
+from rmq_spark.log.state import LogState
+from rmq_spark.log.view import LogView
+from rmq_spark.storage import paths
+
+if TYPE_CHECKING:
+    from rmq_spark.log.commit_log import CommitLog
+
+I64 = npt.NDArray[np.int64]
+
+_log = logging.getLogger(__name__)
+
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollResult:
+    """What a roll did."""
+
+    segments: tuple[SegmentRef, ...]
+    """Segments that were written."""
+    commits: int
+    """Commits that went into them."""
+    deleted: int
+    """Files that were deleted because they are not needed any more."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Consecutive commits (and perhaps a small segment before them) that become one segment."""
+
+    first: int
+    end: int
+    commits: int
+
+
+def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progress) -> RollResult:
+    """Roll the commits above the floor into segments, if there are at least `min_commits`.
+
+    `progress` is called with (segments done, segments in all).
+
+    Raises:
+        CorruptDataError: the log is damaged; nothing was changed.
+        UnavailableError, OutcomeUnknownError: the storage failed; nothing is lost, roll again.
+    """
+    view = LogView(log.storage, log.root, log.broker)
+    view.load()
+    mark = view.mark
+    if len(view.state.commits.firsts) < max(1, min_commits):
+        return RollResult(segments=(), commits=0, deleted=collect_garbage(log, mark))
+    kept, chunks = _chunks(log, view)
+    written: list[SegmentRef] = []
+    try:
+        state, previous = _state_at_start(view, chunks[0].first)
+        for done, chunk in enumerate(chunks):
+            progress(done, len(chunks))
+            state = _fold_to(log, state, chunk.end)
+            written.append(_write_segment(log, view, chunk, state, previous))
+            previous = state.digest
+        progress(len(chunks), len(chunks))
+        new = replace(
+            mark,
+            epoch=mark.epoch + 1,
+            floor=chunks[-1].end,
+            floor_digest=previous,
+            segments=kept + tuple(written),
+            reason="roll",
+        )
+        write_mark(log.storage, log.root, new, mark, log.clock.token())
+    except (ExistsError, NotFoundError) as error:
+        # Somebody else maintained the log meanwhile. Our files have names of our own: nobody refers to them.
+        _log.info("another process maintained the log at the same time; this roll gives way: %s", error)
+        for segment in written:
+            log.storage.delete(f"{paths.segments(log.root)}/{segment.name}")
+        return RollResult(segments=(), commits=0, deleted=0)
+    deleted = collect_garbage(log, new)
+    return RollResult(segments=tuple(written), commits=sum(chunk.commits for chunk in chunks), deleted=deleted)
+
+
+def _chunks(log: CommitLog, view: LogView) -> tuple[tuple[SegmentRef, ...], list[_Chunk]]:
+    """Which segments stay, and which ranges become new ones: a small last segment is merged with what follows."""
+    settings, commits, kept = log.settings, view.state.commits, view.mark.segments
+    chunks: list[_Chunk] = []
+    size, begin_ms = 0, 0
+    if kept and kept[-1].bytes < settings.segment_bytes // 2:
+        last = kept[-1]
+        if commits.times[0] - last.min_ms <= settings.segment_span_ms:
+            kept = kept[:-1]
+            chunks.append(_Chunk(last.first, last.end, 0))
+            size, begin_ms = last.bytes, last.min_ms
+    ends = [*commits.firsts[1:], view.state.offset]
+    for first, end, store_ms, weight in zip(commits.firsts, ends, commits.times, commits.sizes, strict=True):
+        fresh = not chunks or size >= settings.segment_bytes or store_ms - begin_ms > settings.segment_span_ms
+        if fresh:
+            chunks.append(_Chunk(first, first, 0))
+            size, begin_ms = 0, store_ms
+        chunks[-1].end = end
+        chunks[-1].commits += 1
+        size += weight
+    return kept, chunks
+
+
+def _state_at_start(view: LogView, first: int) -> tuple[LogState, str]:
+    """The state to fold on from, and the digest before the first chunk.
+
+    A chunk that takes in the last segment starts with that segment's end state: its commits are folded already.
+    """
+    mark = view.mark
+    state = view.floor_state(mark)
+    if first == mark.floor:
+        return state, mark.floor_digest
+    last = read_meta(view.storage, f"{paths.segments(view.root)}/{mark.segments[-1].name}")
+    return state, last.doc["prev"]
+
+
+def _fold_to(log: CommitLog, state: LogState, end: int) -> LogState:
+    """Fold the commits from `state` to `end`."""
+    walker = LogView(log.storage, log.root, log.broker)
+    walker.state = state
+    while walker.state.offset < end:
+        walker.take(read_meta(log.storage, paths.commit(log.root, walker.state.offset)))
+    return walker.state
+
+
+def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk, state: LogState, previous: str) -> SegmentRef:
+    table = _read_rows(log, view, chunk)
+    batch, runs, _ = sort_into_runs(table)
+    bases = _bases(batch, runs.first_rows())
+    batches = cut(batch, runs.rows, log.settings.block_bytes)
+    times = pc.min_max(batch.column("storeTimestamp").cast(pa.int64()))
+    state.commits.drop_below(chunk.end)
+    state.durable = max(state.durable, chunk.end)
+    nonce = log.clock.token()[-12:]
+    doc = {
+        **describe(batch, runs),
+        "broker": log.broker,
+        "first": chunk.first,
+        "end": chunk.end,
+        "ts": times["max"].as_py(),
+        "prev": previous,
+        "last": state.digest,
+        "base": pack(bases),
+        "bounds": pack(_bounds(batches)),
+        "state": pack_state(state),
+        "nonce": nonce,
+    }
+    encoded = file_format.encode(file_format.make_blocks("segment", batches), doc)
+    path = paths.segment(log.root, chunk.first, chunk.end, nonce)
+    log.storage.create_if_absent(path, encoded.pieces, durable=True)
+    return SegmentRef(
+        name=path.rsplit("/", 1)[1],
+        first=chunk.first,
+        end=chunk.end,
+        bytes=encoded.size,
+        min_ms=times["min"].as_py(),
+        max_ms=times["max"].as_py(),
+        digest=encoded.digest,
+    )
+
+
+def _read_rows(log: CommitLog, view: LogView, chunk: _Chunk) -> pa.RecordBatch:
+    """All rows of the chunk, in log order as far as each queue is concerned."""
+    names = tuple(schema.SEGMENT.names)
+    query = scan.Query(start=chunk.first, end=chunk.end, columns=names)
+    planned = scan.plan(view, query, scan.ScanStats())
+    planned.starts = {}  # messages of deleted topics keep their offsets, so they are kept
+    batches: Iterator[pa.RecordBatch] = scan.run(log, planned)
+    table = pa.Table.from_batches(batches, schema=schema.SEGMENT).combine_chunks()
+    if table.num_rows != chunk.end - chunk.first:
+        raise NotFoundError("rows vanished while they were rolled", first=chunk.first, end=chunk.end)
+    merged = table.to_batches()
+    if len(merged) > 1:
+        raise InvalidRequestError("a segment would have over 2 GB in one column; lower segment_bytes")
+    return merged[0]
+
+
+def _bases(batch: pa.RecordBatch, first_rows: I64) -> I64:
+    return np.asarray(batch.column("queueOffset").to_numpy(zero_copy_only=False)[first_rows], np.int64)
+
+
+def _bounds(batches: list[pa.RecordBatch]) -> I64:
+    found = []
+    for batch in batches:
+        offsets = pc.min_max(batch.column("commitOffset"))
+        times = pc.min_max(batch.column("storeTimestamp").cast(pa.int64()))
+        found += [offsets["min"].as_py(), offsets["max"].as_py(), times["min"].as_py(), times["max"].as_py()]
+    return np.array(found, np.int64)
+
+
+def collect_garbage(log: CommitLog, mark: Mark) -> int:
+    """Delete files that `mark` has made useless: rolled commits, replaced segments, old snapshots.
+
+    Files younger than the grace period stay, for readers that still hold them. Row files are the business of
+    `collect`: a commit file below the floor may be an orphan, so what it refers to is no reason to delete.
+    """
+    storage, root = log.storage, log.root
+    latest = log.clock.now_ms() - log.settings.delete_grace_ms
+    if newest_mark(storage, root, mark) is not mark:
+        return 0  # overtaken: the newer mark's maker cleans up
+    deleted = 0
+    old = sorted(
+        (number, info)
+        for info in storage.list(paths.commitlog(root))
+        if (number := paths.number_of(info.name)) is not None and number < mark.floor and info.modified_ms <= latest
+    )
+    for _, info in old:
+        storage.delete(f"{paths.commitlog(root)}/{info.name}")
+        deleted += 1
+    live = {segment.name for segment in mark.segments}
+    for info in storage.list(paths.segments(root)):
+        # A segment that is not in the mark was replaced, has expired, or its roller died or lost. A roller that is
+        # about to name it in a mark of its own cannot: that mark's number would be this mark's, which is taken.
+        # Younger files may belong to a roller that began after this mark.
+        if info.name not in live and info.modified_ms <= latest and _is_older(info.name, mark):
+            storage.delete(f"{paths.segments(root)}/{info.name}")
+            deleted += 1
+    for info in storage.list(paths.snapshots(root)):
+        number = paths.number_of(info.name)
+        if number is not None and number < mark.floor:
+            storage.delete(f"{paths.snapshots(root)}/{info.name}")
+            deleted += 1
+    return deleted
+
+
+def _is_older(name: str, mark: Mark) -> bool:
+    """Whether a segment file can only come from before `mark`: it ends at or below its floor."""
+    end = paths.number_of(name[21:])
+    return end is not None and end <= mark.floor

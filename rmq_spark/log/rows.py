@@ -1,0 +1,179 @@
+"""Rows made ready for a file: sorted into runs, cut into blocks, with blooms and check-sums. Done once an append.
+
+Nothing in here depends on where the rows land, so a lost race does not repeat it. Row files in `data/`, which
+Spark tasks write long before their commit, are the same thing with a file of their own.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_spark.errors import InvalidRequestError
+from rmq_spark.log import bloom, file_format, schema
+from rmq_spark.log.file_format import Blocks, pack
+from rmq_spark.log.file_reader import read_meta
+from rmq_spark.log.message_batch import MessageBatch, Row, Runs, sort_into_runs, sort_rows, to_record_batch
+from rmq_spark.storage import paths
+from rmq_spark.storage.base import Storage
+
+I64 = npt.NDArray[np.int64]
+
+FEW_ROWS: Final = 128
+"""Up to so many messages that came as Python values are sorted and described in plain Python."""
+
+_MSG_ID: Final = schema.ROWS.get_field_index("msgId")
+_KEYS: Final = schema.ROWS.get_field_index("keys")
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """A file in `data/` that a commit may refer to."""
+
+    name: str
+    digest: str
+    rows: int
+    bytes: int
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """Everything about an append that does not depend on its place in the log."""
+
+    blocks: Blocks
+    runs: Runs
+    order: I64 | None
+    """Original row of each sorted row; None when nothing moved."""
+    doc: dict[str, Any]
+    """The part of the metadata document that is settled."""
+    parts: list[int]
+    """Runs of each file: [-1] inline."""
+    rows: int
+
+
+def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> PreparedRows:
+    """Sort, cut and check-sum the rows of an inline commit or of a row file.
+
+    Raises:
+        InvalidRequestError: there are no rows.
+    """
+    if batch.num_rows == 0:
+        raise InvalidRequestError("an append needs at least one message")
+    if batch.rows is not None and batch.num_rows <= FEW_ROWS:
+        return _prepare_few(batch.rows, block_bytes, kind)
+    record_batch, runs, order = sort_into_runs(batch.record_batch())
+    blocks = file_format.make_blocks(kind, cut(record_batch, runs.rows, block_bytes))
+    doc = describe(record_batch, runs)
+    return PreparedRows(blocks, runs, order, doc, [-1], batch.num_rows)
+
+
+def _prepare_few(given: list[Row], block_bytes: int, kind: str) -> PreparedRows:
+    """The same for a handful of messages: plain Python is quicker than arrays there."""
+    rows, runs, order = sort_rows(given)
+    batch = to_record_batch(rows)
+    ids = [row[_MSG_ID] for row in rows]
+    keys = [key for row in rows if row[_KEYS] for key in row[_KEYS].split(" ") if key]
+    doc = _described(runs, bloom.build_few(keys), min(ids), max(ids))
+    blocks = file_format.make_blocks(kind, cut(batch, runs.rows, block_bytes))
+    return PreparedRows(blocks, runs, order, doc, [-1], len(rows))
+
+
+def describe(batch: pa.RecordBatch, runs: Runs) -> dict[str, Any]:
+    """Run index, tag codes, key bloom and id range, as they stand in the metadata document."""
+    ids = pc.min_max(batch.column("msgId"))
+    return _described(runs, bloom.build(batch.column("keys")), ids["min"].as_py(), ids["max"].as_py())
+
+
+def _described(runs: Runs, keys: bytes, least_id: str, greatest_id: str) -> dict[str, Any]:
+    return {
+        "topics": runs.topics,
+        "runs": pack(np.concatenate([runs.topic, runs.queue, runs.rows])),
+        "tagn": pack(runs.tag_counts),
+        "tags": pack(runs.tag_codes),
+        "bloom": binascii.b2a_base64(keys, newline=False).decode(),
+        "ids": [least_id, greatest_id],
+    }
+
+
+def cut(batch: pa.RecordBatch, run_rows: npt.NDArray[np.int32], block_bytes: int) -> list[pa.RecordBatch]:
+    """Cut sorted rows into blocks of about `block_bytes`, between runs where that is possible.
+
+    A run that is larger than a few blocks is cut inside; runs that are smaller share a block.
+    """
+    count = batch.num_rows
+    if count == 1 or batch.nbytes <= block_bytes:
+        return [batch]
+    body = batch.column("body")
+    offsets = np.frombuffer(body.buffers()[1], np.int32)[body.offset : body.offset + count + 1]
+    spare = max(1, (batch.nbytes - int(offsets[-1] - offsets[0])) // count)
+    weight = (offsets - offsets[0]).astype(np.int64) + spare * np.arange(count + 1)
+    ends = np.cumsum(run_rows)
+    blocks = []
+    at = 0
+    while at < count:
+        aim = int(np.searchsorted(weight, weight[at] + block_bytes))
+        end = int(ends[min(int(np.searchsorted(ends, aim)), len(ends) - 1)])
+        if weight[end] - weight[at] > 4 * block_bytes:
+            end = aim
+        end = min(max(end, at + 1), count)
+        blocks.append(batch.slice(at, end - at))
+        at = end
+    return blocks
+
+
+def queue_offsets(runs: Runs, bases: I64) -> I64:
+    """Queue offset of each row in file order."""
+    return np.repeat(bases - runs.first_rows(), runs.rows) + np.arange(int(runs.rows.sum()))
+
+
+def write_row_file(storage: Storage, root: str, batch: MessageBatch, *, nonce: str, block_bytes: int) -> RowFile:
+    """Write `batch` as a durable file in `data/` that a later commit can refer to."""
+    rows = prepare(batch, block_bytes, "rows")
+    encoded = file_format.encode(rows.blocks, {**rows.doc, "nonce": nonce})
+    name = f"{nonce}.arrow"
+    storage.create_if_absent(paths.data_file(root, name), encoded.pieces, durable=True)
+    return RowFile(name, encoded.digest, rows.rows, encoded.size, len(rows.runs.rows))
+
+
+def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) -> PreparedRows:
+    """A commit that refers to row files: reads their metadata, checks that they are what was named.
+
+    Raises:
+        NotFoundError: a file is gone.
+        CorruptDataError: a file is damaged or another one.
+        InvalidRequestError: there are no rows in them.
+    """
+    metas = []
+    for file in files:
+        meta = read_meta(storage, paths.data_file(root, file.name))
+        if meta.kind != "rows" or meta.digest != file.digest:
+            raise meta.corrupt("not the row file that was named", expected=file.digest, actual=meta.digest)
+        metas.append(meta)
+    if not metas or not sum(meta.rows for meta in metas):
+        raise InvalidRequestError("an append needs at least one message")
+    topics = sorted({topic for meta in metas for topic in meta.runs.topics})
+    rank = {topic: index for index, topic in enumerate(topics)}
+    remap = [np.array([rank[topic] for topic in meta.runs.topics], np.int32)[meta.runs.topic] for meta in metas]
+    runs = Runs(
+        topics,
+        np.concatenate(remap),
+        np.concatenate([meta.runs.queue for meta in metas]),
+        np.concatenate([meta.runs.rows for meta in metas]),
+        np.concatenate([meta.runs.tag_counts for meta in metas]),
+        np.concatenate([meta.runs.tag_codes for meta in metas]),
+    )
+    total = sum(meta.rows for meta in metas)
+    least, greatest = (min(m.doc["ids"][0] for m in metas), max(m.doc["ids"][1] for m in metas))
+    # Each row file has a bloom of its own; one over all would have to be rebuilt from the keys.
+    doc = _described(runs, b"", least, greatest)
+    doc["files"] = [[file.name, file.digest, file.rows, file.bytes, file.runs] for file in files]
+    empty = Blocks("commit", [], None, total)
+    return PreparedRows(empty, runs, None, doc, [file.runs for file in files], total)

@@ -1,0 +1,460 @@
+"""Reading messages: prune by metadata, read the blocks and columns that are left, filter, add derived columns.
+
+A plan is a list of sources, each a log range [first, end) and the file that holds it. Files move while a scan
+runs (commits are rolled, segments merged); then the same range is found in its new file. That works because a
+range's rows have the same order in every file: by topic, queue and log offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_spark.errors import CorruptDataError, DataExpiredError, InvalidRequestError, NotFoundError
+from rmq_spark.log import bloom, schema
+from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.file_reader import FileReader, read_meta
+from rmq_spark.log.marks import Mark
+from rmq_spark.log.view import LogView
+from rmq_spark.storage import paths
+
+if TYPE_CHECKING:
+    from rmq_spark.log.commit_log import CommitLog
+
+I64 = npt.NDArray[np.int64]
+BOOL = npt.NDArray[np.bool_]
+
+_PHYSICAL = {"commitOffset", "queueOffset", "storeTimestamp"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """What to read. Every part narrows it; the default is everything."""
+
+    topics: frozenset[str] | None = None
+    """Only these topics; None: all, system topics included."""
+    queues: frozenset[int] | None = None
+    """Only these queue ids."""
+    start: int = 0
+    """First log offset."""
+    end: int | None = None
+    """Exclusive end as a log offset; None: what is there now."""
+    queue_start: int = 0
+    """First queue offset, in every queue."""
+    queue_end: int | None = None
+    """Exclusive end as a queue offset, in every queue."""
+    ranges: Mapping[tuple[str, int], tuple[int, int]] | None = None
+    """Queue offset ranges by (topic, queue); queues that are not named are not read."""
+    from_ms: int | None = None
+    """Only messages with storeTimestamp >= this."""
+    to_ms: int | None = None
+    """Only messages with storeTimestamp < this."""
+    tag_codes: frozenset[int] | None = None
+    """Skip runs that hold none of these tag hash codes. Prunes only; give `predicate` for the real strings."""
+    key: str | None = None
+    """Only messages that have this key among theirs."""
+    msg_id: str | None = None
+    """Only messages with this id."""
+    predicate: Callable[[pa.RecordBatch], BOOL] | None = None
+    """A mask over rows that have at least `predicate_columns`."""
+    predicate_columns: tuple[str, ...] = ()
+    """What `predicate` looks at."""
+    columns: tuple[str, ...] | None = None
+    """Columns to return, in this order; None: all of `schema.MESSAGE`."""
+    skip_expired: bool = False
+    """True: a range that retention deletes while it is read is left out instead of raising."""
+
+
+@dataclass(slots=True)
+class ScanStats:
+    """What a scan touched; filled in as it runs."""
+
+    files_read: int = 0
+    files_pruned: int = 0
+    blocks_read: int = 0
+    blocks_pruned: int = 0
+    bytes_read: int = 0
+    bytes_pruned: int = 0
+    rows_read: int = 0
+    rows_returned: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A log range and where it is."""
+
+    first: int
+    end: int
+    path: str
+    kind: str
+    commit: FileMeta | None = None
+    """For a row file: the commit that refers to it."""
+    part: int = 0
+    """For a row file: which of the commit's."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """A fixed range to read."""
+
+    query: Query
+    sources: list[Source]
+    end: int
+    starts: dict[str, I64]
+    stats: ScanStats = field(default_factory=ScanStats)
+
+
+def plan(view: LogView, query: Query, stats: ScanStats) -> Plan:
+    """Decide which files to look at, from what the view knows; reads nothing.
+
+    Raises:
+        InvalidRequestError: an unknown column.
+    """
+    for name in (query.columns or ()) + query.predicate_columns:
+        if name not in schema.MESSAGE.names:
+            raise InvalidRequestError("unknown column", column=name, known=schema.MESSAGE.names)
+    state, mark = view.state, view.mark
+    end = state.offset if query.end is None else min(query.end, state.offset)
+    start = max(query.start, mark.log_start)
+    sources = [
+        Source(segment.first, segment.end, f"{paths.segments(view.root)}/{segment.name}", "segment")
+        for segment in mark.segments
+        if segment.end > start
+        and segment.first < end
+        and (query.from_ms is None or segment.max_ms >= query.from_ms)
+        and (query.to_ms is None or segment.min_ms < query.to_ms)
+    ]
+    stats.files_pruned += len(mark.segments) - len(sources)
+    if end > mark.floor:
+        sources += _tail_sources(view, query, max(start, mark.floor), end, stats)
+    narrowed = replace(query, start=start, end=end)
+    return Plan(narrowed, sources, end, state.queues.starts(), stats)
+
+
+def _tail_sources(view: LogView, query: Query, start: int, end: int, stats: ScanStats) -> list[Source]:
+    commits = view.state.commits
+    firsts = np.frombuffer(commits.firsts, np.int64).copy()
+    times = np.frombuffer(commits.times, np.int64).copy()
+    ends = np.append(firsts[1:], view.state.offset)
+    wanted = (ends > start) & (firsts < end)
+    if query.from_ms is not None:
+        wanted &= times >= query.from_ms
+    if query.to_ms is not None:
+        wanted &= times < query.to_ms
+    stats.files_pruned += int((~wanted).sum())
+    return [
+        Source(first, last, paths.commit(view.root, first), "commit")
+        for first, last in zip(firsts[wanted].tolist(), ends[wanted].tolist(), strict=True)
+    ]
+
+
+def run(log: CommitLog, planned: Plan) -> Iterator[pa.RecordBatch]:
+    """Carry out a plan.
+
+    Raises:
+        DataExpiredError: retention deleted a part of it meanwhile, and the query does not skip that.
+        CorruptDataError: a file is damaged or missing; nothing of the damaged part was returned.
+    """
+    for source in planned.sources:
+        for batch in _read_moving(log, planned, source):
+            planned.stats.rows_returned += batch.num_rows
+            yield batch
+
+
+def _read_moving(log: CommitLog, planned: Plan, source: Source) -> Iterator[pa.RecordBatch]:
+    """Read one source; if its file is gone, read the same rows from where they are now."""
+    returned = 0
+    while True:
+        skip = returned
+        try:
+            for batch in _read(log, planned, source):
+                if skip >= batch.num_rows:
+                    skip -= batch.num_rows
+                    continue
+                part = batch.slice(skip) if skip else batch
+                skip = 0
+                returned += part.num_rows
+                yield part
+        except NotFoundError as error:
+            moved = _relocate(log.refresh().mark, log.root, source)
+            if moved is None and planned.query.skip_expired:
+                return
+            if moved is None:
+                raise DataExpiredError(
+                    "retention deleted the range while it was read", first=source.first, end=source.end
+                ) from error
+            if moved.path == source.path:
+                raise CorruptDataError(
+                    "a file of the log is missing", file=source.path, first=source.first, end=source.end
+                ) from error
+            source = moved
+        else:
+            return
+
+
+def _relocate(mark: Mark, root: str, source: Source) -> Source | None:
+    if source.end <= mark.log_start:
+        return None
+    for segment in mark.segments:
+        if segment.first <= source.first and source.end <= segment.end:
+            return Source(source.first, source.end, f"{paths.segments(root)}/{segment.name}", "segment")
+    return source
+
+
+def _read(log: CommitLog, planned: Plan, source: Source) -> Iterator[pa.RecordBatch]:
+    meta = read_meta(log.storage, source.path)
+    if meta.kind != {"commit": "commit", "segment": "segment", "rows": "rows"}[source.kind]:
+        raise meta.corrupt("file is of another kind", kind=meta.kind, expected=source.kind)
+    if source.kind == "commit" and meta.doc["first"] != source.first:
+        raise meta.corrupt("commit is in another's place", first=meta.doc["first"], expected=source.first)
+    if source.kind == "rows" and source.commit is not None:
+        named = source.commit.doc["files"][source.part]
+        if meta.digest != named[1]:
+            raise meta.corrupt("not the row file that its commit names", expected=named[1], actual=meta.digest)
+    if files := meta.doc.get("files"):
+        at = source.first
+        for part, file in enumerate(files):
+            path = paths.data_file(log.root, file[0])
+            yield from _read_moving(log, planned, Source(at, at + file[2], path, "rows", meta, part))
+            at += file[2]
+        return
+    yield from _Reading(log, planned, source, meta).batches()
+
+
+class _Reading:
+    """One file's part of a scan."""
+
+    def __init__(self, log: CommitLog, planned: Plan, source: Source, meta: FileMeta) -> None:
+        self._broker = log.broker
+        self._query = planned.query
+        self._starts = planned.starts
+        self._stats = planned.stats
+        self._source = source
+        self._meta = meta
+        self._reader = FileReader(log.storage, meta)
+        self._first_rows = meta.runs.first_rows()
+        if source.kind == "rows" and source.commit is not None:
+            counts = [file[4] for file in source.commit.doc["files"]]
+            low = sum(counts[: source.part])
+            self._bases = source.commit.bases[low : low + counts[source.part]]
+            self._store_ms = source.commit.doc["ts"]
+        else:
+            self._bases = meta.bases
+            self._store_ms = meta.doc["ts"]
+        self._settled = source.kind == "segment"
+        """Whether offsets and times are columns of the file."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        stats, meta = self._stats, self._meta
+        total = int(meta.places.size.sum())
+        spans = self._spans() if self._may_match() else None
+        if spans is None or not len(spans[0]):
+            stats.files_pruned += 1
+            stats.blocks_pruned += len(meta.places.rows)
+            stats.bytes_pruned += total
+            return
+        stats.files_read += 1
+        blocks = self._blocks(*spans)
+        stats.blocks_pruned += len(meta.places.rows) - len(blocks)
+        yield from self._filtered(blocks, *spans)
+        stats.bytes_read += self._reader.bytes_read
+        stats.bytes_pruned += max(0, total - self._reader.bytes_read)
+
+    def _may_match(self) -> bool:
+        query, doc = self._query, self._meta.doc
+        if query.key is not None and not bloom.may_contain(self._meta.bloom, query.key):
+            return False
+        return query.msg_id is None or doc["ids"][0] <= query.msg_id <= doc["ids"][1]
+
+    def _spans(self) -> tuple[I64, I64]:
+        """Row ranges [low, high) that may match, one for each run that may, neighbours joined."""
+        query, runs, bases = self._query, self._meta.runs, self._bases
+        keep = np.ones(len(runs.rows), np.bool_)
+        if query.topics is not None:
+            keep &= np.isin(runs.topic, [i for i, name in enumerate(runs.topics) if name in query.topics])
+        if query.queues is not None:
+            keep &= np.isin(runs.queue, list(query.queues))
+        if query.tag_codes is not None:
+            keep &= self._tagged(query.tag_codes)
+        low = np.full(len(runs.rows), query.queue_start, np.int64)
+        high = np.full(len(runs.rows), np.iinfo(np.int64).max if query.queue_end is None else query.queue_end)
+        for index, topic in enumerate(runs.topics):
+            if (starts := self._starts.get(topic)) is not None:
+                mine = (runs.topic == index) & (runs.queue < len(starts))
+                low[mine] = np.maximum(low[mine], starts[runs.queue[mine]])
+        if query.ranges is not None:
+            self._apply_ranges(query.ranges, keep, low, high)
+        first = self._first_rows + np.clip(low - bases, 0, runs.rows)
+        last = self._first_rows + np.clip(high - bases, 0, runs.rows)
+        if not self._settled:
+            begin = self._source.first
+            first = np.maximum(first, query.start - begin)
+            last = np.minimum(last, (query.end if query.end is not None else 1 << 62) - begin)
+        keep &= first < last
+        first, last = first[keep], last[keep]
+        if len(first) > 1:
+            joined = first[1:] == last[:-1]
+            first, last = first[np.append(True, ~joined)], last[np.append(~joined, True)]
+        return first, last
+
+    def _tagged(self, wanted: frozenset[int]) -> BOOL:
+        runs = self._meta.runs
+        counts = np.maximum(runs.tag_counts, 0)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        hits = owner[np.isin(runs.tag_codes, list(wanted))]
+        found: BOOL = (np.bincount(hits, minlength=len(counts)) > 0) | (runs.tag_counts < 0)
+        return found
+
+    def _apply_ranges(self, ranges: Mapping[tuple[str, int], tuple[int, int]], keep: BOOL, low: I64, high: I64) -> None:
+        runs = self._meta.runs
+        nothing = (0, 0)
+        for run in np.flatnonzero(keep).tolist():
+            wanted = ranges.get((runs.topics[runs.topic[run]], int(runs.queue[run])), nothing)
+            low[run] = max(int(low[run]), wanted[0])
+            high[run] = min(int(high[run]), wanted[1])
+
+    def _blocks(self, first: I64, last: I64) -> list[int]:
+        starts = self._meta.block_rows
+        touched = np.zeros(len(starts), np.int64)
+        np.add.at(touched, np.searchsorted(starts, first, "right") - 1, 1)
+        np.add.at(touched, np.searchsorted(starts, last, "left"), -1)
+        wanted = np.cumsum(touched)[:-1] > 0
+        if self._settled:
+            query, bounds = self._query, self._meta.block_bounds
+            wanted &= (bounds[:, 1] >= query.start) & (bounds[:, 0] < (query.end or 1 << 62))
+            if query.from_ms is not None:
+                wanted &= bounds[:, 3] >= query.from_ms
+            if query.to_ms is not None:
+                wanted &= bounds[:, 2] < query.to_ms
+        return np.flatnonzero(wanted).tolist()
+
+    def _filtered(self, blocks: list[int], first: I64, last: I64) -> Iterator[pa.RecordBatch]:
+        query = self._query
+        wanted = list(query.columns or schema.MESSAGE.names)
+        deciding = self._deciding()
+        if not deciding:
+            for block, batch in self._reader.read_blocks(blocks, self._stored(wanted)):
+                rows = self._rows_of(block, first, last)
+                yield self._finish(block, batch, rows, wanted)
+            return
+        for block, batch in self._reader.read_blocks(blocks, self._stored(deciding)):
+            rows = self._rows_of(block, first, last)
+            rows = rows[self._mask(self._finish(block, batch, rows, deciding))]
+            if not len(rows):
+                continue
+            rest = [name for name in self._stored(wanted) if name not in batch.schema.names]
+            if rest:
+                _, more = next(self._reader.read_blocks([block], rest))
+                names = batch.schema.names + more.schema.names
+                whole = pa.RecordBatch.from_arrays(batch.columns + more.columns, names=names)
+            else:
+                whole = batch
+            yield self._finish(block, whole, rows, wanted)
+
+    def _deciding(self) -> list[str]:
+        """Columns that decide which rows match."""
+        query = self._query
+        names = list(query.predicate_columns)
+        if query.key is not None:
+            names.append("keys")
+        if query.msg_id is not None:
+            names.append("msgId")
+        if self._settled and (query.from_ms is not None or query.to_ms is not None):
+            names.append("storeTimestamp")
+        if self._settled and (query.start > self._source.first or (query.end or 1 << 62) < self._source.end):
+            names.append("commitOffset")
+        if self._settled and not self._meta_inside():
+            names.append("commitOffset")
+        return list(dict.fromkeys(names))
+
+    def _meta_inside(self) -> bool:
+        """Whether the file holds nothing outside the source's range (a merged segment holds more)."""
+        doc = self._meta.doc
+        return bool(self._source.first <= doc["first"] and doc["end"] <= self._source.end)
+
+    def _mask(self, batch: pa.RecordBatch) -> BOOL:
+        query = self._query
+        mask = np.ones(batch.num_rows, np.bool_)
+        if query.key is not None:
+            mask &= _has_key(batch.column("keys"), query.key)
+        if query.msg_id is not None:
+            mask &= _bools(pc.equal(batch.column("msgId"), query.msg_id))
+        if "storeTimestamp" in batch.schema.names:
+            times = batch.column("storeTimestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
+            if query.from_ms is not None:
+                mask &= times >= query.from_ms
+            if query.to_ms is not None:
+                mask &= times < query.to_ms
+        if "commitOffset" in batch.schema.names and self._settled:
+            offsets = batch.column("commitOffset").to_numpy(zero_copy_only=False)
+            low = max(query.start, self._source.first)
+            high = min(query.end if query.end is not None else 1 << 62, self._source.end)
+            mask &= (offsets >= low) & (offsets < high)
+        if query.predicate is not None and mask.any():
+            mask &= np.asarray(query.predicate(batch), np.bool_)
+        return mask
+
+    def _rows_of(self, block: int, first: I64, last: I64) -> I64:
+        """Row numbers (in the file) of this block that lie in the spans."""
+        begin, end = self._meta.block_rows[block], self._meta.block_rows[block + 1]
+        low = int(np.searchsorted(last, begin, "right"))
+        high = int(np.searchsorted(first, end, "left"))
+        starts = np.maximum(first[low:high], begin)
+        counts = np.minimum(last[low:high], end) - starts
+        if len(counts) == 1:
+            return np.arange(starts[0], starts[0] + counts[0])
+        shift = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        rows: I64 = shift + np.arange(int(counts.sum()))
+        return rows
+
+    def _stored(self, names: list[str]) -> list[str]:
+        """Those of `names` that are columns of this file."""
+        return [name for name in names if name != "brokerName" and (self._settled or name not in _PHYSICAL)] or [
+            "queueId"
+        ]
+
+    def _finish(self, block: int, batch: pa.RecordBatch, rows: I64, names: list[str]) -> pa.RecordBatch:
+        """The given rows with the given columns, derived ones computed."""
+        begin = int(self._meta.block_rows[block])
+        self._stats.blocks_read += 1
+        self._stats.rows_read += len(rows)
+        count = len(rows)
+        if count and count == rows[-1] - rows[0] + 1:
+            batch = batch.slice(int(rows[0]) - begin, count)
+        else:
+            batch = batch.take(pa.array(rows - begin))
+        arrays: list[Any] = []
+        for name in names:
+            if name in batch.schema.names:
+                arrays.append(batch.column(name))
+            else:
+                arrays.append(self._derive(name, rows))
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([schema.MESSAGE.field(name) for name in names]))
+
+    def _derive(self, name: str, rows: I64) -> pa.Array:
+        if name == "brokerName":
+            return pa.repeat(self._broker, len(rows))
+        if name == "commitOffset":
+            return pa.array(rows + self._source.first)
+        if name == "storeTimestamp":
+            return pa.array(np.full(len(rows), self._store_ms, np.int64)).cast(schema.TIMESTAMP)
+        run = np.searchsorted(self._first_rows, rows, "right") - 1
+        return pa.array(rows + (self._bases - self._first_rows)[run])
+
+
+def _has_key(keys: pa.StringArray, key: str) -> BOOL:
+    found = pc.equal(keys, key)
+    if pc.any(pc.match_substring(keys, " ")).as_py():
+        padded = pc.binary_join_element_wise("", keys, "", " ")
+        found = pc.or_kleene(found, pc.match_substring(padded, f" {key} "))
+    return _bools(found)
+
+
+def _bools(values: pa.BooleanArray) -> BOOL:
+    return np.asarray(pc.fill_null(values, False).to_numpy(zero_copy_only=False), np.bool_)

@@ -1,0 +1,197 @@
+"""Following a log: the newest mark, the folded state, and the walk along the chain that keeps both fresh.
+
+Steps of `refresh`, which the tests and docs/architecture.md name by number:
+1. read the commit at the next name; absent means the end, for now;
+2. check that it is the next link (offset, predecessor's digest, broker) and fold it; back to 1;
+3. look for a mark newer than the known one. None: everything read in 1 was genuine (see `marks`).
+   One whose floor is not above where the walk began: also genuine, the old part just moved into segments.
+   Else what was read may have been put there by a writer that slept: throw the state away and load it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_spark.errors import CorruptDataError, NotFoundError
+from rmq_spark.log import folds
+from rmq_spark.log.file_format import Encoded, FileMeta, parse
+from rmq_spark.log.file_reader import FileReader, read_meta
+from rmq_spark.log.marks import Mark, find_mark, newest_mark
+from rmq_spark.log.queues import Queues
+from rmq_spark.log.snapshot import newest_state, unpack_state
+from rmq_spark.log.state import LogState, state_topics
+from rmq_spark.storage import paths
+from rmq_spark.storage.base import Storage
+
+
+class LogView:
+    """What one handle knows of a log. Not safe for use by two threads at once."""
+
+    def __init__(self, storage: Storage, root: str, broker: str) -> None:
+        self.storage = storage
+        self.root = root
+        self.broker = broker
+        self.mark = Mark()
+        self.state = LogState()
+        self.folded = 0
+        """Commits folded since the state was loaded from a segment or snapshot."""
+        self.on_commit: Callable[[FileMeta], None] | None = None
+        """Called with each commit that a walk folds."""
+        self.on_load: Callable[[], None] | None = None
+        """Called when the state was loaded from a segment or snapshot, before the walk."""
+
+    def load(self) -> None:
+        """Learn the log from nothing: newest mark, newest good snapshot (or segment), then the walk.
+
+        Raises:
+            CorruptDataError: the chain is damaged; the error names the file.
+        """
+        while True:
+            self.mark = find_mark(self.storage, self.root)
+            try:
+                self.state = newest_state(
+                    self.storage, self.root, self.mark.floor, self.mark.floor_digest
+                ) or self.floor_state(self.mark)
+            except NotFoundError:
+                # The mark was overtaken between reading it and reading its last segment.
+                if newest_mark(self.storage, self.root, self.mark) is self.mark:
+                    raise
+                continue
+            self.folded = 0
+            self._trim()
+            if self.on_load is not None:
+                self.on_load()
+            start = self.state.offset
+            if self._walk_and_confirm(start):
+                return
+
+    def refresh(self) -> None:
+        """Fold whatever has been appended since.
+
+        Raises:
+            CorruptDataError: the chain is damaged; the error names the file.
+        """
+        if not self._walk_and_confirm(self.state.offset):
+            self.load()
+
+    def confirm(self, slot: int) -> bool:
+        """Whether a file just created or read at `slot` is genuine (step 3); takes in a newer mark.
+
+        False means: the slot is below the log's floor by now. The state was loaded anew.
+        """
+        mark = newest_mark(self.storage, self.root, self.mark)
+        if mark is self.mark:
+            return True
+        if mark.floor > slot:
+            self.load()
+            return False
+        self.mark = mark
+        self._trim()
+        return True
+
+    def _walk_and_confirm(self, start: int) -> bool:
+        try:
+            self._walk()
+        except CorruptDataError:
+            mark = newest_mark(self.storage, self.root, self.mark)
+            if mark is self.mark or mark.floor <= start:
+                raise
+            return False  # damage below a floor we had not heard of: an orphan, not the log
+        mark = newest_mark(self.storage, self.root, self.mark)
+        if mark is self.mark:
+            return True
+        if mark.floor > start:
+            return False
+        self.mark = mark
+        self._trim()
+        return True
+
+    def _walk(self) -> None:
+        while True:
+            try:
+                meta = read_meta(self.storage, paths.commit(self.root, self.state.offset))
+            except NotFoundError:
+                return
+            self.take(meta)
+            if self.on_commit is not None:
+                self.on_commit(meta)
+
+    def take(self, meta: FileMeta) -> None:
+        """Fold the next commit after checking that it is the next link of the chain."""
+        check_link(meta, self.state, self.broker)
+        self.state.apply(meta, read_records(self.storage, self.root, meta))
+        self.folded += 1
+
+    def take_own(self, meta: FileMeta, encoded: Encoded) -> None:
+        """Fold a commit that this handle has just created, without reading it back."""
+        records = []
+        if state_topics(meta.doc["topics"]):
+            meta = parse(meta.path, b"".join(encoded.pieces), encoded.size)
+            records = read_records(self.storage, self.root, meta)
+        self.state.apply(meta, records)
+        self.folded += 1
+
+    def floor_state(self, mark: Mark) -> LogState:
+        """The state at the mark's floor: the last segment carries it."""
+        if not mark.segments:
+            return LogState()
+        last = mark.segments[-1]
+        meta = read_meta(self.storage, f"{paths.segments(self.root)}/{last.name}")
+        if meta.kind != "segment" or meta.digest != last.digest:
+            raise meta.corrupt("not the segment that the mark names", expected=last.digest)
+        return unpack_state(meta.doc["state"])
+
+    def _trim(self) -> None:
+        self.state.commits.drop_below(self.mark.floor)
+        self.state.queues.raise_starts(Queues.load(self.mark.starts))
+
+
+def check_link(meta: FileMeta, state: LogState, broker: str) -> None:
+    """Check that a commit file is the next link after `state`.
+
+    Raises:
+        CorruptDataError: a file of another place, log or history stands here.
+    """
+    doc = meta.doc
+    if meta.kind != "commit":
+        raise meta.corrupt("not a commit", kind=meta.kind)
+    if doc["first"] != state.offset:
+        raise meta.corrupt("commit is in another's place", first=doc["first"], expected=state.offset)
+    if doc["broker"] != broker:
+        raise meta.corrupt("commit is of another log", broker=doc["broker"], expected=broker)
+    if doc["prev"] != state.digest:
+        raise meta.corrupt("chain is broken: another predecessor is named", named=doc["prev"], is_=state.digest)
+    if doc["ts"] < state.store_ms:
+        raise meta.corrupt("storeTimestamp goes backwards", ts=doc["ts"], before=state.store_ms)
+
+
+def read_records(storage: Storage, root: str, meta: FileMeta) -> list[folds.Record]:
+    """The state messages of a commit: rows of those system topics that have a fold."""
+    wanted = state_topics(meta.doc["topics"])
+    if not wanted:
+        return []
+    if meta.doc.get("files"):
+        raise meta.corrupt("state messages must be inline", topics=wanted)
+    runs = meta.runs
+    firsts = runs.first_rows()
+    starts = meta.block_rows
+    ids = [index for index, topic in enumerate(runs.topics) if topic in wanted]
+    mine = np.flatnonzero(np.isin(runs.topic, ids)).tolist()
+    spans = [(runs.topics[runs.topic[run]], int(firsts[run]), int(firsts[run] + runs.rows[run])) for run in mine]
+    low_block = int(np.searchsorted(starts, spans[0][1], "right")) - 1
+    high_block = int(np.searchsorted(starts, spans[-1][2], "left"))
+    records = []
+    for block, batch in FileReader(storage, meta).read_blocks(range(low_block, high_block), ["topic", "body"]):
+        for topic, first, end in spans:
+            low, high = max(first, int(starts[block])), min(end, int(starts[block + 1]))
+            if low < high:
+                bodies = batch.column(1).slice(low - int(starts[block]), high - low)
+                records += _decode(topic, bodies, meta.doc["first"] + low, meta.doc["ts"])
+    return records
+
+
+def _decode(topic: str, bodies: pa.BinaryArray, first: int, store_ms: int) -> list[folds.Record]:
+    return [folds.decode(topic, body, first + index, store_ms) for index, body in enumerate(bodies.to_pylist())]

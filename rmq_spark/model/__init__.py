@@ -1,0 +1,1 @@
+"""Frozen values and rules that every layer shares; standard library only."""

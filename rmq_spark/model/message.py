@@ -1,0 +1,76 @@
+"""A message as a producer hands it over, checked against RocketMQ's limits when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rmq_spark.errors import InvalidRequestError
+from rmq_spark.model import names, properties
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What a producer sends; the log adds ids, offsets and times.
+
+    Raises:
+        InvalidRequestError: an illegal topic, an empty or oversized body, a reserved or blank property.
+    """
+
+    topic: str
+    """Where it goes."""
+    body: bytes
+    """1 byte to 4 MiB, opaque."""
+    tags: str | None = None
+    """One tag; consumers subscribe to it by name."""
+    keys: str | Sequence[str] | None = None
+    """Business keys for look-up; several are joined by a space, as in RocketMQ."""
+    flag: int = 0
+    """An integer of the user's own."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """User properties; SQL92 filters see them."""
+    sharding_key: str | None = None
+    """Messages with equal sharding keys share a queue, and so keep their order."""
+    queue_id: int | None = None
+    """Send to exactly this queue."""
+    msg_id: str | None = None
+    """The UNIQ_KEY; drawn by the producer when absent. Retries keep it."""
+    born_timestamp_ms: int | None = None
+    """When the producer made it; the time of sending when absent."""
+
+    def __post_init__(self) -> None:
+        names.check_topic(self.topic)
+        if not self.body:
+            raise InvalidRequestError("message body is empty; RocketMQ needs at least one byte", topic=self.topic)
+        if len(self.body) > names.BODY_BYTES_MAX:
+            raise InvalidRequestError("message body is over 4 MiB", topic=self.topic, bytes=len(self.body))
+        if self.tags is not None and (not self.tags.strip() or "|" in self.tags):
+            raise InvalidRequestError("a tag is not blank and has no '|'", topic=self.topic, tags=self.tags)
+        for name, value in self.properties.items():
+            if not name.strip() or not value.strip():
+                raise InvalidRequestError("property names and values must not be blank", property=name, value=value)
+            if name in properties.RESERVED:
+                raise InvalidRequestError("property name is reserved by RocketMQ", property=name)
+        if self.properties_size() > names.PROPERTIES_BYTES_MAX:
+            raise InvalidRequestError("properties, tag and keys are over 32767 bytes together", topic=self.topic)
+
+    def keys_text(self) -> str | None:
+        """The keys as RocketMQ stores them: joined by one space; None when there are none."""
+        if self.keys is None or isinstance(self.keys, str):
+            return self.keys or None
+        return " ".join(self.keys) or None
+
+    def stored_properties(self) -> dict[str, str]:
+        """The properties that are stored as a map: the user's, and the sharding key."""
+        if self.sharding_key is None:
+            return dict(self.properties)
+        return {**self.properties, properties.SHARDING_KEY: self.sharding_key}
+
+    def properties_size(self) -> int:
+        """Bytes of RocketMQ's property string for this message: each pair has two separators."""
+        pairs = self.stored_properties()
+        if self.tags:
+            pairs[properties.TAGS] = self.tags
+        if keys := self.keys_text():
+            pairs[properties.KEYS] = keys
+        return sum(len(name.encode()) + len(value.encode()) + 2 for name, value in pairs.items())

@@ -1,0 +1,37 @@
+"""Names of RocketMQ's system properties, and which of them a user may not set."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KEYS: Final = "KEYS"
+"""Space-joined keys of a message; a column of its own here."""
+TAGS: Final = "TAGS"
+"""The one tag of a message; a column of its own here."""
+UNIQ_KEY: Final = "UNIQ_KEY"
+"""The id drawn by the producer; the column `msgId` here."""
+SHARDING_KEY: Final = "__SHARDINGKEY"
+"""Messages with the same value go to the same queue."""
+DELAY_LEVEL: Final = "DELAY"
+"""Delay level 1 to 18."""
+TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+"""Absolute delivery time, milliseconds."""
+
+COLUMN_OF: Final = {TAGS: "tags", KEYS: "keys", UNIQ_KEY: "msgId"}
+"""RocketMQ properties that are columns of their own in this log."""
+
+# fmt: off
+RESERVED: Final = frozenset(
+    {
+        "KEYS", "TAGS", "WAIT", "DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_OUT_MS",
+        "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL",
+        "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "TRAN_PREPARED_QUEUE_OFFSET", "UNIQ_KEY",
+        "ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "MIN_OFFSET", "MAX_OFFSET",
+        "CONSUME_START_TIME", "CLUSTER", "MSG_REGION", "TRACE_ON", "INSTANCE_ID", "BORN_TIMESTAMP", "__BORNHOST",
+        "POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "INNER_MULTI_QUEUE_OFFSET", "CORRELATION_ID", "REPLY_TO_CLIENT",
+        "TTL", "ARRIVE_TIME", "PUSH_REPLY_TIME", "MSG_TYPE", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "__CRC32#",
+        "DUP_INFO", "EXTEND_UNIQ_INFO", "BUYER_ID", "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG",
+    }
+)
+# fmt: on
+"""Names that `Message` refuses as user properties, as RocketMQ's `putUserProperty` does."""
