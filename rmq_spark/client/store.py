@@ -147,9 +147,9 @@ class Store:
 
     def _open_log(self, name: str, root: str) -> CommitLog:
         with self._lock:
-            log = self._logs.get(name)
+            log = self._logs.get(root)
             if log is None:
-                log = self._logs[name] = CommitLog(
+                log = self._logs[root] = CommitLog(
                     self.storage,
                     root,
                     name,

@@ -13,6 +13,7 @@ attempt lands, it lands once. Overtaken in 5: the folded state says whether our 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,8 +27,10 @@ from rmq_spark.errors import (
     ExistsError,
     FencedError,
     LostRaceError,
+    NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
+    RmqError,
     StorageFullError,
     UnavailableError,
 )
@@ -83,7 +86,7 @@ class Landed:
         return given
 
 
-@dataclass
+@dataclass(eq=False)
 class Attempt:
     """A commit that may have landed: what is needed to find out, or to try again without repeating it."""
 
@@ -100,6 +103,11 @@ class Attempt:
     forgotten: bool = False
     """True when the log has moved on so far that nobody can tell any more."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether it is certain that it did not land and never will."""
+        return self.settled and not self.landed and not self.forgotten
+
     def result(self) -> Landed:
         """Where it landed."""
         return Landed(self.rows, self.slot, self.store_ms, self.bases, repeated=True)
@@ -108,8 +116,10 @@ class Attempt:
 class UnclearAppend(OutcomeUnknownError):
     """`OutcomeUnknownError` with the attempt that can be asked about later."""
 
-    def __init__(self, cause: OutcomeUnknownError, attempt: Attempt) -> None:
-        super().__init__(cause.args[0], **cause.context)
+    def __init__(self, cause: str, attempt: Attempt) -> None:
+        super().__init__(
+            "it is not known whether the append landed; append the same batch again", slot=attempt.slot, cause=cause
+        )
         self.attempt = attempt
 
 
@@ -158,21 +168,29 @@ class Appender:
             attempt.seq = self._seq
         try:
             return self._land(attempt, expect, app, files)
-        except OutcomeUnknownError as error:
-            raise UnclearAppend(error, attempt) from error
+        except RmqError as error:
+            if not (attempt.unclear or attempt.landed or attempt.forgotten):
+                raise  # nothing was written, or what was written is settled
+            raise UnclearAppend(str(error), attempt) from error
         finally:
-            if not attempt.unclear and attempt in self._pending:
-                self._pending.remove(attempt)
+            if not attempt.unclear:
+                attempt.settled = True
+                if attempt in self._pending:
+                    self._pending.remove(attempt)
 
     def _land(
         self, attempt: Attempt, expect: Expect | None, app: tuple[str, int] | None, files: Sequence[str]
     ) -> Landed:
         rows = attempt.rows
-        self._refuse_full_disk()
+        if attempt.unclear:
+            self._view.refresh()  # reading may be enough to find out
+        if not attempt.landed:
+            self._refuse_full_disk()
         deadline = self._clock.elapsed_ns() + self._settings.append_timeout_ms * 1_000_000
         losses = 0
         while True:
             if attempt.landed:
+                self._secure(attempt)
                 return attempt.result()
             if attempt.forgotten:
                 raise OutcomeUnknownError(
@@ -180,6 +198,12 @@ class Appender:
                     slot=attempt.slot,
                     stamped_ms=attempt.store_ms,
                     log_ms=self._view.state.store_ms,
+                )
+            if losses and self._clock.elapsed_ns() > deadline:
+                raise LostRaceError(
+                    "other writers took every slot until the deadline; nothing was written",
+                    attempts=losses,
+                    timeout_ms=self._settings.append_timeout_ms,
                 )
             state = self._view.state
             done = self._check(state, expect, app, files)
@@ -194,12 +218,6 @@ class Appender:
                 self._breathe(held, losses)
                 return landed
             losses += 1
-            if self._clock.elapsed_ns() > deadline:
-                raise LostRaceError(
-                    "other writers took every slot until the deadline; nothing was written",
-                    attempts=losses,
-                    timeout_ms=self._settings.append_timeout_ms,
-                )
 
     def _try(self, attempt: Attempt, app: tuple[str, int] | None, deadline: int) -> Landed | None:
         """One attempt at the current end. None: lost, or overtaken; the view is fresh again."""
@@ -207,21 +225,22 @@ class Appender:
         state = view.state
         if attempt not in self._pending:
             self._pending.append(attempt)
-        attempt.settled = attempt.unclear = False
+        attempt.settled = False  # `unclear` stays: a retry at the same slot says nothing about the first try
         attempt.slot = state.offset
         attempt.store_ms = self._stamp(state)
         attempt.bases = state.queues.number(attempt.rows.runs, attempt.rows.parts)
         encoded, doc = self._encode(attempt, state, app)
         durable = self._settings.flush is Flush.SYNC
-        if durable and state.durable < state.offset:
-            self._settle_predecessors(state)
+        if durable and state.durable < state.offset and not self._settle_predecessors(state):
+            return None
         path = paths.commit(view.root, attempt.slot)
         try:
             self._create(attempt, path, encoded, durable, deadline)
         except ExistsError:
             view.refresh()
             return None
-        if not view.confirm(attempt.slot):
+        attempt.unclear = True  # it is there, but only a look at the marks tells whether the slot was a free one
+        if not self._confirm(attempt.slot, deadline):
             # The slot is below the floor: either we slept after landing there, or landed in a freed name.
             # The state was loaded anew, and `_judge` has found out which.
             return None
@@ -243,16 +262,22 @@ class Appender:
                 attempt.unclear = True
                 if self._clock.elapsed_ns() > deadline:
                     raise
-            except UnavailableError as error:
-                if not attempt.unclear:
+            except UnavailableError:
+                if not attempt.unclear or self._clock.elapsed_ns() > deadline:
                     raise
-                if self._clock.elapsed_ns() > deadline:
-                    raise OutcomeUnknownError(
-                        "storage did not answer whether the append landed; append the same batch again",
-                        path=path,
-                    ) from error
             else:
                 return
+            self._clock.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    def _confirm(self, slot: int, deadline: int) -> bool:
+        pause = 0.001
+        while True:
+            try:
+                return self._view.confirm(slot)
+            except UnavailableError:
+                if self._clock.elapsed_ns() > deadline:
+                    raise
             self._clock.sleep(pause)
             pause = min(pause * 2, 1.0)
 
@@ -310,6 +335,11 @@ class Appender:
             )
         if taken := sorted(known.referenced.keys() & set(files)):
             raise PreconditionFailedError("row files are in the log already", files=taken[:5])
+        # A claim that was signed off is forgotten, but its files were deleted before: this look, made after the state
+        # was folded up to here, sees that. A claim that comes later finds this commit and gives way.
+        place = self._view.root
+        if gone := [name for name in files if not self._view.storage.exists(paths.data_file(place, name))]:
+            raise PreconditionFailedError("row files are gone; write them again", files=gone[:5])
 
     def _encode(self, attempt: Attempt, state: LogState, app: tuple[str, int] | None) -> tuple[Encoded, dict[str, Any]]:
         doc: dict[str, Any] = {
@@ -330,10 +360,25 @@ class Appender:
         encoded = file_format.encode(attempt.rows.blocks, doc)
         return encoded, {**doc, "kind": "commit", "rows": attempt.rows.rows}
 
-    def _settle_predecessors(self, state: LogState) -> None:
-        root = self._view.root
+    def _settle_predecessors(self, state: LogState) -> bool:
+        """Make `async` commits before this one durable; False: they were rolled meanwhile, the view is fresh again."""
+        view = self._view
         firsts = [first for first in state.commits.from_offset(state.durable) if first >= state.durable]
-        self._view.storage.sync([paths.commit(root, first) for first in firsts])
+        try:
+            view.storage.sync([paths.commit(view.root, first) for first in firsts])
+        except NotFoundError:
+            mark = view.mark
+            view.refresh()
+            if view.mark is mark:
+                raise
+            return False
+        return True
+
+    def _secure(self, attempt: Attempt) -> None:
+        """A commit that was found by reading may lack its flush: its create did not return."""
+        if self._settings.flush is Flush.SYNC:
+            with suppress(NotFoundError):  # rolled since, into a durable segment
+                self._view.storage.sync([paths.commit(self._view.root, attempt.slot)])
 
     def _stamp(self, state: LogState) -> int:
         """StoreTimestamp = max(previous, now), unless the clock has run away."""

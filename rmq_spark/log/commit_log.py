@@ -17,14 +17,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.clock import Clock, SystemClock
-from rmq_spark.errors import ClosedError, InvalidRequestError, OutcomeUnknownError, ReadOnlyError
+from rmq_spark.errors import (
+    ClosedError,
+    InvalidRequestError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReadOnlyError,
+    RmqError,
+)
 from rmq_spark.log import scan
 from rmq_spark.log.append import Appender, Attempt, Expect, UnclearAppend
 from rmq_spark.log.flusher import Periodic
 from rmq_spark.log.group_commit import GroupCommit, Request
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import RowFile, prepare, prepare_references
-from rmq_spark.log.snapshot import SNAPSHOT_ERRORS, write_snapshot
+from rmq_spark.log.snapshot import write_snapshot
 from rmq_spark.log.view import LogView
 from rmq_spark.model.settings import Flush, LogSettings
 from rmq_spark.storage import paths
@@ -114,8 +121,10 @@ class CommitLog:
         """
         self._check_writable()
         request = Request(batch, expect, app)
-        if self.settings.flush is Flush.BUFFERED and not request.alone:
-            return self._append_buffered(request)
+        if self.settings.flush is Flush.BUFFERED:
+            if not request.alone:
+                return self._append_buffered(request)
+            self._commit_buffer()  # what was buffered before comes first
         return self._submit(request)
 
     def append_files(
@@ -130,6 +139,7 @@ class CommitLog:
         self._check_writable()
         if not files:
             raise InvalidRequestError("name at least one row file")
+        self._commit_buffer()  # what was buffered before comes first
         return self._submit(Request(MessageBatch(), expect, app, files))
 
     def flush(self) -> None:
@@ -146,9 +156,13 @@ class CommitLog:
         if self._closed:
             return
         self._closed = True
-        for thread in (self._committer, self._flusher):
-            if thread is not None:
-                thread.close()
+        try:
+            if self._committer is not None:
+                self._committer.close()
+        finally:
+            # Only now: the committer's last commit may be the first one that needs a flush.
+            if self._flusher is not None:
+                self._flusher.close()
 
     def __enter__(self) -> CommitLog:
         return self
@@ -210,6 +224,8 @@ class CommitLog:
         """Called by the leader of a group, one at a time."""
         with self._lock:
             head = group[0]
+            if head.again is not None and head.again.lost:
+                head.again = None  # its group did not land; each caller tries again for itself
             if head.again is None:
                 at = 0
                 for request in group:
@@ -234,7 +250,7 @@ class CommitLog:
             else:
                 for request in group:
                     request.landed = landed
-                self._after(landed.first, landed.repeated)
+                self._after(landed.first)
 
     def _remember(self, group: list[Request], error: UnclearAppend) -> None:
         plain = OutcomeUnknownError(error.args[0], **error.context)
@@ -244,8 +260,8 @@ class CommitLog:
         while len(self._unclear) > 1024:
             self._unclear.pop(next(iter(self._unclear)))
 
-    def _after(self, first: int, repeated: bool) -> None:
-        if self.settings.flush is not Flush.SYNC and not repeated:
+    def _after(self, first: int) -> None:
+        if self.settings.flush is not Flush.SYNC and first >= 0:
             if self._flusher is None:
                 self._flusher = Periodic("rmq-flush", self._flush_files, self.settings.flush_interval_ms / 1000)
             self._unflushed.append(paths.commit(self.root, first))
@@ -259,15 +275,29 @@ class CommitLog:
             self._view.folded = 0
             try:
                 return write_snapshot(self.storage, self.root, self._view.state, self.clock.token())
-            except SNAPSHOT_ERRORS as error:
+            except RmqError as error:
                 _log.warning("snapshot was not written: %s", error)
                 return None
 
     def _flush_files(self) -> None:
         with self._lock:
             paths_, self._unflushed = self._unflushed, []
-        if paths_:
-            self.storage.sync(paths_)
+        if not paths_:
+            return
+        try:
+            try:
+                self.storage.sync(paths_)
+            except NotFoundError:
+                with self._lock:
+                    self._view.refresh()
+                    floor = self._view.mark.floor
+                # What was rolled is durable in its segment.
+                paths_ = [path for path in paths_ if path >= paths.commit(self.root, floor)]
+                self.storage.sync(paths_)
+        except BaseException:
+            with self._lock:
+                self._unflushed[:0] = paths_  # not durable yet, whoever asks
+            raise
 
     def _append_buffered(self, request: Request) -> AppendResult:
         with self._lock:

@@ -5,13 +5,13 @@ Sans-io: values to bytes and back, no storage and no clock. docs/format.md is th
 Three metadata entries:
 - `rmq.doc`: a JSON document (kind, offsets, run index, block table, writer …); arrays are packed, not JSON;
 - `rmq.digest`: blake2b-128 of that text; the next commit names it, which makes the chain;
-- `rmq.file`: CRC-32 of the whole file with this number's eight digits taken as zeros. An IPC file has its
-  schema twice (head and footer), so the digits stand twice.
+- `rmq.file`: CRC-32 of the file with this number's eight digits taken as zeros. An IPC file has its schema twice (head
+  and footer), so the digits stand twice.
 
 Rows lie in blocks (IPC record batches). A file whose rows are a few kilobytes is one block, always read and
-check-summed as a whole. A larger one has a block table: it has a CRC-32 of each column of each block, so that a
-partial read is checked as well as a whole one, and the byte range of each column, so that a reader of two
-columns fetches two columns.
+check-summed as a whole. A larger one has a block table: where each column lies in each block, so that a reader of two
+columns fetches two columns, and a CRC-32 of each such range, so that what it fetched is checked. The file's CRC then
+leaves the blocks out: every byte is covered once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -31,6 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, UnsupportedVersionError
+from rmq_spark.log import ipc_file
 from rmq_spark.log import schema as columns
 from rmq_spark.log.message_batch import Runs
 
@@ -64,7 +65,6 @@ SCHEMAS: Final = {
 """Columns by kind of file; a file with any other columns is foreign or damaged."""
 
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
-_MAGIC: Final = b"ARROW1"
 _CRC_MARK: Final = b"\x02crc32:"  # a control character: JSON escapes it, so the document cannot hold it
 _CRC_ZEROS: Final = b"00000000"
 _EOS_BYTES: Final = 8
@@ -99,10 +99,11 @@ def unpack(text: str, dtype: str) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Rows as they go into a file: cut into blocks, with the table that describes them."""
+    """Rows as they go into a file: serialised once, with the table that describes them."""
 
     kind: str
-    batches: list[pa.RecordBatch]
+    messages: list[pa.Buffer]
+    """Encapsulated IPC messages, one a block."""
     table: str | None
     """The packed block table; None for a file that is small enough to be read as a whole."""
     rows: int
@@ -118,25 +119,23 @@ class Encoded:
 
 
 def make_blocks(kind: str, batches: Sequence[pa.RecordBatch]) -> Blocks:
-    """Serialise each batch once, check-sum its columns and note where they lie."""
-    if len(batches) == 1 and batches[0].nbytes <= SMALL_BYTES:
-        return Blocks(kind, list(batches), None, batches[0].num_rows)
+    """Serialise each batch, check-sum its columns and note where they lie."""
+    rows = sum(batch.num_rows for batch in batches)
+    messages = [batch.serialize() for batch in batches]
+    if len(messages) == 1 and messages[0].size <= SMALL_BYTES:
+        return Blocks(kind, messages, None, rows)
     schema = SCHEMAS[kind]
-    width = len(schema)
-    fixed = np.empty((len(batches), 3), np.uint32)
-    sums = np.empty((len(batches), width), np.uint32)
-    ends = np.empty((len(batches), width), np.uint32)
-    settled = []
-    for index, batch in enumerate(batches):
-        message = batch.serialize()
-        plain = pa.ipc.read_record_batch(message, schema)  # zero-copy, and free of slices' offsets
-        body = 8 + struct.unpack_from("<i", message, 4)[0]
-        fixed[index] = plain.num_rows, body, message.size
-        sums[index] = [column_crc(column) for column in plain.columns]
-        ends[index] = _column_ends(plain, message.address + body)
-        settled.append(plain)
+    fixed = np.empty((len(batches), 4), np.uint32)
+    sums = np.empty((len(batches), len(schema)), np.uint32)
+    ends = np.empty((len(batches), len(schema)), np.uint32)
+    for index, message in enumerate(messages):
+        view = memoryview(message)
+        body = _body_at(view)
+        fixed[index] = batches[index].num_rows, body, message.size, zlib.crc32(view[:body])
+        ends[index] = _column_ends(pa.ipc.read_record_batch(message, schema), message, body)
+        sums[index] = column_sums(view, body, ends[index], range(len(schema)))
     flat = np.concatenate([fixed.ravel(), sums.ravel(), ends.ravel()])
-    return Blocks(kind, settled, pack(flat), sum(batch.num_rows for batch in settled))
+    return Blocks(kind, messages, pack(flat), rows)
 
 
 def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
@@ -149,30 +148,40 @@ def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
     schema = SCHEMAS[blocks.kind].with_metadata(
         {"rmq.doc": text, "rmq.digest": digest, "rmq.file": _CRC_MARK + _CRC_ZEROS}
     )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
-        for batch in blocks.batches:
-            writer.write_batch(batch)
-    buffer = sink.getvalue()
-    view = memoryview(buffer)
-    crc = b"%08x" % zlib.crc32(view)
-    first, second = _crc_places(view, len(view))
-    pieces: list[memoryview | bytes] = [view[:first], crc, view[first + 8 : second], crc, view[second + 8 :]]
-    return Encoded(pieces, digest, len(view))
+    head = schema.serialize()
+    at = len(ipc_file.HEAD) + head.size
+    places = []
+    for message in blocks.messages:
+        body = _body_at(memoryview(message))
+        places.append((at, body, message.size - body))
+        at += message.size
+    tail = ipc_file.END_OF_STREAM + ipc_file.frame(ipc_file.footer(head, places))
+    head_bytes = ipc_file.HEAD + head.to_pybytes()
+    crc = zlib.crc32(head_bytes)
+    if blocks.table is None:
+        for message in blocks.messages:
+            crc = zlib.crc32(message, crc)
+    digits = b"%08x" % zlib.crc32(tail, crc)
+    pieces: list[memoryview | bytes] = [
+        _stamp(head_bytes, head_bytes.find(_CRC_MARK), digits),
+        *(memoryview(message) for message in blocks.messages),
+        _stamp(tail, tail.rfind(_CRC_MARK), digits),
+    ]
+    return Encoded(pieces, digest, at + len(tail))
 
 
-def column_crc(column: pa.Array) -> int:
-    """CRC-32 of a column's shape and buffers as they lie in the file (uncompressed, without padding)."""
-    crc = 0
-    for node in (column, column.keys, column.items) if isinstance(column, pa.MapArray) else (column,):
-        crc = zlib.crc32(struct.pack("<qq", len(node), node.null_count), crc)
-    for buffer in column.buffers():
-        if buffer is not None:
-            crc = zlib.crc32(buffer, crc)
-    return crc
+def column_sums(block: memoryview, body: int, ends: U32, wanted: Iterable[int]) -> list[int]:
+    """CRC-32 of the byte ranges of the wanted columns, padding included."""
+    return [zlib.crc32(block[body + (int(ends[i - 1]) if i else 0) : body + int(ends[i])]) for i in wanted]
 
 
-def _column_ends(batch: pa.RecordBatch, start: int) -> list[int]:
+def _body_at(message: memoryview) -> int:
+    return 8 + int(struct.unpack_from("<i", message, 4)[0])
+
+
+def _column_ends(batch: pa.RecordBatch, message: pa.Buffer, body: int) -> list[int]:
+    """Where each column's last buffer ends in the body; the last column takes the padding behind it, too."""
+    start = message.address + body
     ends = []
     end = 0
     for column in batch.columns:
@@ -180,20 +189,13 @@ def _column_ends(batch: pa.RecordBatch, start: int) -> list[int]:
             if buffer is not None and buffer.size:
                 end = max(end, buffer.address + buffer.size - start)
         ends.append(end)
+    ends[-1] = message.size - body
     return ends
 
 
-def _crc_places(view: memoryview | bytes, size: int) -> tuple[int, int]:
-    """Where the CRC's digits stand in a whole file: in the head's schema and in the footer's."""
-    footer = struct.unpack_from("<i", view, size - 10)[0]
-    head = struct.unpack_from("<i", view, 12)[0]
-    if not 0 < footer <= size - 20 or not 0 < head <= size - 20:
-        raise ValueError("lengths of the schema or the footer are out of bounds")
-    first = bytes(view[: 16 + head]).find(_CRC_MARK)
-    second = bytes(view[size - 10 - footer :]).rfind(_CRC_MARK)
-    if first < 0 or second < 0:
-        raise ValueError("the file check-sum's mark is missing")
-    return first + len(_CRC_MARK), size - 10 - footer + second + len(_CRC_MARK)
+def _stamp(data: bytes, mark: int, digits: bytes) -> bytes:
+    at = mark + len(_CRC_MARK)
+    return data[:at] + digits + data[at + 8 :]
 
 
 # ---------------------------------------------------------------- decoding
@@ -205,7 +207,9 @@ class _Places:
 
     rows: U32
     body: U32
+    """Length of the message's header, behind which the columns lie."""
     size: U32
+    header_sums: U32
     sums: U32
     ends: U32
 
@@ -249,13 +253,13 @@ class FileMeta:
             rows = [] if self.doc.get("files") else [self.rows]
             none = np.empty((len(rows), 0), np.uint32)
             numbers = np.array(rows, np.uint32)
-            return _Places(numbers, numbers * 0, numbers * 0 + self.size, none, none)
+            return _Places(numbers, numbers * 0, numbers * 0 + self.size, numbers * 0, none, none)
         width = len(SCHEMAS[self.kind])
         flat = unpack(self.doc["blocks"], "u4")
-        count = len(flat) // (3 + 2 * width)
-        fixed = flat[: 3 * count].reshape(count, 3)
-        sums, ends = flat[3 * count :].reshape(2, count, width)
-        return _Places(fixed[:, 0], fixed[:, 1], fixed[:, 2], sums, ends)
+        count = len(flat) // (4 + 2 * width)
+        fixed = flat[: 4 * count].reshape(count, 4)
+        sums, ends = flat[4 * count :].reshape(2, count, width)
+        return _Places(fixed[:, 0], fixed[:, 1], fixed[:, 2], fixed[:, 3], sums, ends)
 
     @cached_property
     def block_starts(self) -> npt.NDArray[np.int64]:
@@ -294,48 +298,73 @@ def parse(path: str, tail: bytes, size: int) -> FileMeta:
         CorruptDataError: damaged, truncated, empty or not one of this project's files.
         UnsupportedVersionError: written by a newer version.
     """
-    if len(tail) < 20 or tail[-6:] != _MAGIC:
+    if len(tail) < 20 or tail[-6:] != ipc_file.MAGIC:
         raise CorruptDataError("file is empty, truncated or not an Arrow file", file=path, size=size)
     footer = struct.unpack_from("<i", tail, len(tail) - 10)[0]
     if not 0 < footer <= size - 20:
         raise CorruptDataError("footer length is out of bounds", file=path, footer=footer, size=size)
-    if footer + 10 > len(tail):
-        raise NeedMoreError(footer + 10)
-    if len(tail) == size:
-        _check_whole(path, tail)
+    if footer + 16 > len(tail):  # Arrow's reader wants the opening magic's six bytes in front of the footer
+        raise NeedMoreError(footer + 16)
     try:
         schema = pa.ipc.open_file(pa.BufferReader(tail)).schema
-    except (pa.ArrowInvalid, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptDataError("footer cannot be parsed", file=path, reason=str(error)) from error
     meta = _document(path, schema, size, size - 10 - footer - _EOS_BYTES)
     if len(tail) == size:
+        _check_outside(meta, tail)
         meta.whole = tail
     return meta
 
 
-def check_whole(path: str, data: bytes) -> None:
-    """Check the CRC-32 over a whole file.
+def check_whole(path: str, data: bytes) -> FileMeta:
+    """Check every byte of a whole file and return its metadata.
 
     Raises:
-        CorruptDataError: some bit is not what was written.
+        CorruptDataError: some bit is not what was written, or it is no file of this project's.
+        UnsupportedVersionError: written by a newer version.
     """
-    if len(data) < 20 or data[:6] != _MAGIC or data[-6:] != _MAGIC:
-        raise CorruptDataError("file is empty, truncated or not an Arrow file", file=path, size=len(data))
-    _check_whole(path, data)
+    meta = parse(path, data, len(data))
+    if "blocks" in meta.doc:
+        view, places = memoryview(data), meta.places
+        for block, start in enumerate(meta.block_starts.tolist()):
+            check_block(meta, block, view[start : start + int(places.size[block])], range(places.sums.shape[1]))
+    return meta
 
 
-def _check_whole(path: str, data: bytes) -> None:
-    try:
-        first, second = _crc_places(data, len(data))
-    except (ValueError, struct.error) as error:
-        raise CorruptDataError("file is damaged or foreign", file=path, reason=str(error)) from error
+def check_block(meta: FileMeta, block: int, data: memoryview, wanted: Sequence[int]) -> None:
+    """Check the header and the wanted columns of one block of a file with a block table.
+
+    Raises:
+        CorruptDataError: a check-sum is wrong.
+    """
+    places = meta.places
+    body = int(places.body[block])
+    if body > len(data) or zlib.crc32(data[:body]) != int(places.header_sums[block]):
+        raise meta.corrupt("block header's check-sum is wrong", block=block)
+    found = column_sums(data, body, places.ends[block], wanted)
+    for column, crc in zip(wanted, found, strict=True):
+        if crc != int(places.sums[block, column]):
+            raise meta.corrupt("column check-sum is wrong", block=block, column=SCHEMAS[meta.kind].names[column])
+
+
+def _check_outside(meta: FileMeta, data: bytes) -> None:
+    """Check the file's CRC: all of a file without a block table, all around the blocks of one with."""
     view = memoryview(data)
-    crc = zlib.crc32(_CRC_ZEROS, zlib.crc32(view[:first]))
-    crc = zlib.crc32(_CRC_ZEROS, zlib.crc32(view[first + 8 : second], crc))
-    crc = zlib.crc32(view[second + 8 :], crc)
-    expected = b"%08x" % crc
-    if data[first : first + 8] != expected or data[second : second + 8] != expected:
-        raise CorruptDataError("file check-sum is wrong", file=path, size=len(data))
+    begin = end = meta.data_end
+    if "blocks" in meta.doc:
+        begin = int(meta.block_starts[0]) if len(meta.block_starts) else end
+    if not 16 <= begin <= end <= len(data):
+        raise meta.corrupt("block table does not fit the file")
+    parts, digits = [], []
+    for part, last in ((bytes(view[:begin]), False), (bytes(view[end:]), True)):
+        at = (part.rfind(_CRC_MARK) if last else part.find(_CRC_MARK)) + len(_CRC_MARK)
+        if at < len(_CRC_MARK):
+            raise meta.corrupt("the file check-sum's mark is missing")
+        digits.append(part[at : at + 8])
+        parts.append(part[:at] + _CRC_ZEROS + part[at + 8 :])
+    expected = b"%08x" % zlib.crc32(parts[1], zlib.crc32(parts[0]))
+    if digits != [expected, expected] or data[:6] != ipc_file.MAGIC:
+        raise meta.corrupt("file check-sum is wrong", size=len(data))
 
 
 def _document(path: str, schema: pa.Schema, size: int, data_end: int) -> FileMeta:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from rmq_spark.log.file_format import SCHEMAS, TAIL_BYTES, FileMeta, NeedMoreError, check_whole, column_crc, parse
+from rmq_spark.log.file_format import SCHEMAS, TAIL_BYTES, FileMeta, NeedMoreError, check_block, check_whole, parse
 from rmq_spark.storage.base import Storage
 
 READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
@@ -74,13 +73,14 @@ class FileReader:
         data = meta.whole
         if data is None:
             data = self._storage.read(meta.path)
-            check_whole(meta.path, data)
+            if check_whole(meta.path, data).digest != meta.digest:
+                raise meta.corrupt("file changed while it was read")
             self.bytes_read += len(data)
         elif not self.bytes_read:
             self.bytes_read = len(data)
         try:
             batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
-        except (pa.ArrowInvalid, OSError, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise meta.corrupt("rows cannot be parsed", reason=str(error)) from error
         if batch.num_rows != meta.rows:
             raise meta.corrupt("file has another number of rows than its metadata says")
@@ -135,13 +135,11 @@ class FileReader:
 
     def _decode(self, block: int, data: pa.Buffer, wanted: list[int]) -> pa.RecordBatch:
         meta = self._meta
+        check_block(meta, block, memoryview(data), wanted)
         try:
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(data), self._schema)
-        except (pa.ArrowInvalid, OSError, ValueError, struct.error) as error:
+        except (pa.ArrowInvalid, OSError, ValueError) as error:
             raise meta.corrupt("block cannot be parsed", block=block, reason=str(error)) from error
         if batch.num_rows != int(meta.places.rows[block]):
             raise meta.corrupt("block has another number of rows than its table says", block=block)
-        for column in wanted:
-            if column_crc(batch.column(column)) != int(meta.places.sums[block, column]):
-                raise meta.corrupt("column check-sum is wrong", block=block, column=self._schema.names[column])
         return batch.select(wanted)

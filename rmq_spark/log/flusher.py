@@ -44,9 +44,9 @@ class Periodic:
         pause = threading.Event()
         while True:
             self._wake.wait()
+            self._wake.clear()  # before the look at `_closed`, or the wake-up by `close` could be wiped out
             if self._closed:
                 return
-            self._wake.clear()
             pause.wait(self._seconds)
             self._attempt()
 

@@ -56,6 +56,11 @@ class Queues:
         else:
             np.add.at(self._next, slots, runs.rows)
 
+    def resume(self, runs: Runs, bases: I64) -> None:
+        """Take over the offsets that a commit behind damage names: how many messages were lost is not known."""
+        # Backwards, so that of a queue that is in several files of the commit the first one counts.
+        self._next[self._slots(runs)[::-1]] = bases[::-1]
+
     def bounds(self, topic: str, queue: int) -> tuple[int, int]:
         """Return (first readable offset, next offset); (0, 0) for a queue that never had a message."""
         topic_id = self._ids.get(topic)
@@ -106,14 +111,18 @@ class Queues:
 
     def dump(self) -> dict[str, object]:
         """The state as a JSON value."""
-        topics = list(self._ids)
-        order = np.concatenate(
-            [np.arange(self._base[i], self._base[i] + self._capacity[i]) for i in range(len(topics))]
-            or [np.empty(0, np.int64)]
-        ).astype(np.int64)
+        topics, places = [], [np.empty(0, np.int64)]
+        for topic in sorted(self._ids):
+            low = int(self._base[self._ids[topic]])
+            used = np.flatnonzero(self._next[low : low + int(self._capacity[self._ids[topic]])])
+            # Room that an append took and did not use (it lost, or failed) is no part of the state.
+            if len(used):
+                topics.append(topic)
+                places.append(np.arange(low, low + int(used[-1]) + 1))
+        order = np.concatenate(places)
         return {
             "topics": topics,
-            "capacity": pack(self._capacity[: len(topics)]),
+            "capacity": pack(np.array([len(place) for place in places[1:]], np.int64)),
             "next": pack(self._next[order]),
             "start": pack(self._start[order]),
         }

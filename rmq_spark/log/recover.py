@@ -18,7 +18,6 @@ from rmq_spark.clock import Clock
 from rmq_spark.errors import CorruptDataError, UnsupportedVersionError
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.marks import find_mark
-from rmq_spark.log.snapshot import newest_state
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -50,10 +49,10 @@ def recover(storage: Storage, root: str, broker: str, clock: Clock, *, force: bo
     """
     view = LogView(storage, root, broker)
     view.mark = find_mark(storage, root)
-    floor = view.mark.floor
-    view.state = newest_state(storage, root, floor, view.mark.floor_digest) or view.floor_state(view.mark)
+    # Not from a snapshot: it may have survived a commit below it.
+    view.state = view.floor_state(view.mark)
     try:
-        view.refresh()
+        view.walk()
     except (CorruptDataError, UnsupportedVersionError) as error:
         damage: CorruptDataError | UnsupportedVersionError | None = error
     else:

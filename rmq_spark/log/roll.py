@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_spark.errors import ExistsError, InvalidRequestError, NotFoundError
+from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, InvalidRequestError, NotFoundError
 from rmq_spark.log import file_format, scan, schema
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.file_reader import read_meta
@@ -105,7 +105,9 @@ def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progre
             reason="roll",
         )
         write_mark(log.storage, log.root, new, mark, log.clock.token())
-    except (ExistsError, NotFoundError) as error:
+    except (ExistsError, NotFoundError, DataExpiredError, CorruptDataError) as error:
+        if isinstance(error, CorruptDataError) and newest_mark(log.storage, log.root, mark) is mark:
+            raise
         # Somebody else maintained the log meanwhile. Our files have names of our own: nobody refers to them.
         _log.info("another process maintained the log at the same time; this roll gives way: %s", error)
         for segment in written:

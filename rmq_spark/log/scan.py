@@ -20,7 +20,8 @@ from rmq_spark.errors import CorruptDataError, DataExpiredError, InvalidRequestE
 from rmq_spark.log import bloom, schema
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
-from rmq_spark.log.marks import Mark
+from rmq_spark.log.marks import Mark, SegmentRef
+from rmq_spark.log.state import fingerprint
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 
@@ -93,6 +94,8 @@ class Source:
     end: int
     path: str
     kind: str
+    print_: int = 0
+    """For a commit or a segment: its fingerprint."""
     commit: FileMeta | None = None
     """For a row file: the commit that refers to it."""
     part: int = 0
@@ -123,7 +126,7 @@ def plan(view: LogView, query: Query, stats: ScanStats) -> Plan:
     end = state.offset if query.end is None else min(query.end, state.offset)
     start = max(query.start, mark.log_start)
     sources = [
-        Source(segment.first, segment.end, f"{paths.segments(view.root)}/{segment.name}", "segment")
+        _segment_source(view.root, segment, segment.first, segment.end)
         for segment in mark.segments
         if segment.end > start
         and segment.first < end
@@ -141,6 +144,7 @@ def _tail_sources(view: LogView, query: Query, start: int, end: int, stats: Scan
     commits = view.state.commits
     firsts = np.frombuffer(commits.firsts, np.int64).copy()
     times = np.frombuffer(commits.times, np.int64).copy()
+    prints = np.frombuffer(commits.prints, np.int64).copy()
     ends = np.append(firsts[1:], view.state.offset)
     wanted = (ends > start) & (firsts < end)
     if query.from_ms is not None:
@@ -149,8 +153,10 @@ def _tail_sources(view: LogView, query: Query, start: int, end: int, stats: Scan
         wanted &= times < query.to_ms
     stats.files_pruned += int((~wanted).sum())
     return [
-        Source(first, last, paths.commit(view.root, first), "commit")
-        for first, last in zip(firsts[wanted].tolist(), ends[wanted].tolist(), strict=True)
+        Source(first, last, paths.commit(view.root, first), "commit", print_)
+        for first, last, print_ in zip(
+            firsts[wanted].tolist(), ends[wanted].tolist(), prints[wanted].tolist(), strict=True
+        )
     ]
 
 
@@ -191,7 +197,10 @@ def _read_moving(log: CommitLog, planned: Plan, source: Source) -> Iterator[pa.R
                 ) from error
             if moved.path == source.path:
                 raise CorruptDataError(
-                    "a file of the log is missing", file=source.path, first=source.first, end=source.end
+                    "a file of the log is missing or another one stands in its place",
+                    file=source.path,
+                    first=source.first,
+                    end=source.end,
                 ) from error
             source = moved
         else:
@@ -203,16 +212,22 @@ def _relocate(mark: Mark, root: str, source: Source) -> Source | None:
         return None
     for segment in mark.segments:
         if segment.first <= source.first and source.end <= segment.end:
-            return Source(source.first, source.end, f"{paths.segments(root)}/{segment.name}", "segment")
+            return _segment_source(root, segment, source.first, source.end)
     return source
+
+
+def _segment_source(root: str, segment: SegmentRef, first: int, end: int) -> Source:
+    return Source(first, end, f"{paths.segments(root)}/{segment.name}", "segment", fingerprint(segment.digest))
 
 
 def _read(log: CommitLog, planned: Plan, source: Source) -> Iterator[pa.RecordBatch]:
     meta = read_meta(log.storage, source.path)
     if meta.kind != {"commit": "commit", "segment": "segment", "rows": "rows"}[source.kind]:
         raise meta.corrupt("file is of another kind", kind=meta.kind, expected=source.kind)
-    if source.kind == "commit" and meta.doc["first"] != source.first:
-        raise meta.corrupt("commit is in another's place", first=meta.doc["first"], expected=source.first)
+    if source.kind != "rows" and fingerprint(meta.digest) != source.print_:
+        # The planned commit was rolled and its name taken again by a writer that slept: as good as gone. Of a segment
+        # this is damage, which the caller finds when the mark names no other file.
+        raise NotFoundError("another file stands where the planned one was", path=source.path)
     if source.kind == "rows" and source.commit is not None:
         named = source.commit.doc["files"][source.part]
         if meta.digest != named[1]:
@@ -221,7 +236,7 @@ def _read(log: CommitLog, planned: Plan, source: Source) -> Iterator[pa.RecordBa
         at = source.first
         for part, file in enumerate(files):
             path = paths.data_file(log.root, file[0])
-            yield from _read_moving(log, planned, Source(at, at + file[2], path, "rows", meta, part))
+            yield from _read_moving(log, planned, Source(at, at + file[2], path, "rows", 0, meta, part))
             at += file[2]
         return
     yield from _Reading(log, planned, source, meta).batches()

@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from rmq_spark.errors import CorruptDataError, ExistsError, NotFoundError, UnavailableError, UnsupportedVersionError
+from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
 from rmq_spark.log import file_format
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.state import LogState
@@ -111,7 +111,3 @@ def read_state(storage: Storage, meta: file_format.FileMeta) -> LogState:
 
 def _names(storage: Storage, root: str) -> Iterator[str]:
     return (info.name for info in storage.list(paths.snapshots(root)))
-
-
-SNAPSHOT_ERRORS: Final = (UnavailableError, ExistsError)
-"""What may go wrong when a snapshot is written without anybody having to care."""

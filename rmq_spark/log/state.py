@@ -77,7 +77,7 @@ class LogState:
             self.fold(SinkBatches).land(app[0], app[1])
         if files := doc.get("files"):
             self.fold(RowFiles).refer([file[0] for file in files], doc["first"])
-        self.commits.add(doc["first"], doc["ts"], meta.size)
+        self.commits.add(doc["first"], doc["ts"], meta.size, fingerprint(meta.digest))
 
     def last_append(self, writer: str) -> LastAppend | None:
         """The newest commit of `writer`, if it is still remembered."""
@@ -97,7 +97,7 @@ class LogState:
             "ts": self.store_ms,
             "durable": self.durable,
             "writers": {
-                name: [last.epoch, last.seq, last.handle, last.store_ms] for name, last in self.writers.items()
+                name: [last.epoch, last.seq, last.handle, last.store_ms] for name, last in sorted(self.writers.items())
             },
         }
         payloads: dict[str, Any] = {"core": core, "queues": self.queues.dump(), "commits": self.commits.dump()}
@@ -122,24 +122,30 @@ class LogState:
 
 
 class TailIndex:
-    """First offset, store time and size of each commit that is not rolled yet: 24 bytes a commit."""
+    """First offset, store time, size and fingerprint of each commit that is not rolled yet: 32 bytes a commit.
+
+    The fingerprint tells a commit from an orphan: a reader that planned to read a name, and slept until it was freed
+    and taken again by a writer that slept even longer, finds another file there.
+    """
 
     def __init__(self) -> None:
         self.firsts = array("q")
         self.times = array("q")
         self.sizes = array("q")
+        self.prints = array("q")
 
-    def add(self, first: int, store_ms: int, size: int) -> None:
+    def add(self, first: int, store_ms: int, size: int, print_: int) -> None:
         """Note the newest commit."""
         self.firsts.append(first)
         self.times.append(store_ms)
         self.sizes.append(size)
+        self.prints.append(print_)
 
     def drop_below(self, floor: int) -> None:
         """Forget the commits that were rolled."""
         count = bisect_right(self.firsts, floor - 1)
         if count:
-            del self.firsts[:count], self.times[:count], self.sizes[:count]
+            del self.firsts[:count], self.times[:count], self.sizes[:count], self.prints[:count]
 
     def from_offset(self, offset: int) -> list[int]:
         """First offsets of the commits that hold `offset` or later ones."""
@@ -148,19 +154,24 @@ class TailIndex:
 
     def dump(self) -> dict[str, str]:
         """The index as a JSON value."""
-        return {
-            name: pack(np.diff(np.frombuffer(values, np.int64), prepend=0))
-            for name, values in (("firsts", self.firsts), ("times", self.times), ("sizes", self.sizes))
-        }
+        return {name: pack(np.diff(np.frombuffer(getattr(self, name), np.int64), prepend=0)) for name in _TAIL_COLUMNS}
 
     @classmethod
     def load(cls, value: dict[str, str]) -> TailIndex:
         """The inverse of `dump`."""
         self = cls()
-        for name in ("firsts", "times", "sizes"):
+        for name in _TAIL_COLUMNS:
             numbers = np.cumsum(unpack(value[name], "i8"), dtype=np.int64)
             getattr(self, name).frombytes(numbers.tobytes())
         return self
+
+
+_TAIL_COLUMNS: Final = ("firsts", "times", "sizes", "prints")
+
+
+def fingerprint(digest: str) -> int:
+    """The first 63 bits of a digest, as an integer that fits everywhere."""
+    return int(digest[:16], 16) >> 1
 
 
 def parts_of(doc: dict[str, Any]) -> list[int]:

@@ -36,10 +36,15 @@ class LogView:
         self.broker = broker
         self.mark = Mark()
         self.state = LogState()
+        self.confirmed = 0
+        """Everything folded below this offset was confirmed by step 3; what is above may yet prove an orphan."""
+        self._loaded = False
+        """False while (or after) a load failed half-way: mark and state do not belong together then."""
         self.folded = 0
         """Commits folded since the state was loaded from a segment or snapshot."""
         self.on_commit: Callable[[FileMeta], None] | None = None
-        """Called with each commit that a walk folds."""
+        """Called with each commit that a walk folded, once it is confirmed: an orphan may be the caller's own."""
+        self._unconfirmed: list[FileMeta] = []
         self.on_load: Callable[[], None] | None = None
         """Called when the state was loaded from a segment or snapshot, before the walk."""
 
@@ -48,7 +53,9 @@ class LogView:
 
         Raises:
             CorruptDataError: the chain is damaged; the error names the file.
+            UnavailableError: the storage failed; the next call loads again.
         """
+        self._loaded = False
         while True:
             self.mark = find_mark(self.storage, self.root)
             try:
@@ -60,12 +67,14 @@ class LogView:
                 if newest_mark(self.storage, self.root, self.mark) is self.mark:
                     raise
                 continue
+            self.confirmed = self.state.offset
+            self._unconfirmed = []
             self.folded = 0
             self._trim()
             if self.on_load is not None:
                 self.on_load()
-            start = self.state.offset
-            if self._walk_and_confirm(start):
+            if self._walk_and_confirm():
+                self._loaded = True
                 return
 
     def refresh(self) -> None:
@@ -73,43 +82,51 @@ class LogView:
 
         Raises:
             CorruptDataError: the chain is damaged; the error names the file.
+            UnavailableError: the storage failed; what was folded so far is confirmed by the next refresh.
         """
-        if not self._walk_and_confirm(self.state.offset):
+        if not self._loaded or not self._walk_and_confirm():
             self.load()
 
     def confirm(self, slot: int) -> bool:
-        """Whether a file just created or read at `slot` is genuine (step 3); takes in a newer mark.
+        """Whether a file just created at `slot`, the state's end, is genuine (step 3); takes in a newer mark.
 
-        False means: the slot is below the log's floor by now. The state was loaded anew.
+        False means: the state was loaded anew, because the slot, or what the state stands on, may be void. If the file
+        is part of the log after all, the load has folded it (and `on_load` or `on_commit` have told).
         """
-        mark = newest_mark(self.storage, self.root, self.mark)
-        if mark is self.mark:
-            return True
-        if mark.floor > slot:
+        if not self._loaded or not self._follow(min(slot, self.confirmed)):
             self.load()
             return False
-        self.mark = mark
-        self._trim()
         return True
 
-    def _walk_and_confirm(self, start: int) -> bool:
+    def _walk_and_confirm(self) -> bool:
         try:
-            self._walk()
+            self.walk()
         except CorruptDataError:
             mark = newest_mark(self.storage, self.root, self.mark)
-            if mark is self.mark or mark.floor <= start:
+            if mark is self.mark or mark.floor <= self.confirmed:
                 raise
             return False  # damage below a floor we had not heard of: an orphan, not the log
+        if not self._follow(self.confirmed):
+            return False
+        self.confirmed = self.state.offset
+        seen, self._unconfirmed = self._unconfirmed, []
+        for meta in seen:
+            self.on_commit(meta)  # type: ignore[misc]  # only filled when there is one
+        return True
+
+    def _follow(self, trusted: int) -> bool:
+        """Step 3: take in the newest mark; False if its floor is above `trusted`."""
         mark = newest_mark(self.storage, self.root, self.mark)
         if mark is self.mark:
             return True
-        if mark.floor > start:
+        if mark.floor > trusted:
             return False
         self.mark = mark
         self._trim()
         return True
 
-    def _walk(self) -> None:
+    def walk(self) -> None:
+        """Steps 1 and 2: fold commits up to the first absent name, unconfirmed."""
         while True:
             try:
                 meta = read_meta(self.storage, paths.commit(self.root, self.state.offset))
@@ -117,7 +134,7 @@ class LogView:
                 return
             self.take(meta)
             if self.on_commit is not None:
-                self.on_commit(meta)
+                self._unconfirmed.append(meta)
 
     def take(self, meta: FileMeta) -> None:
         """Fold the next commit after checking that it is the next link of the chain."""
@@ -132,6 +149,7 @@ class LogView:
             meta = parse(meta.path, b"".join(encoded.pieces), encoded.size)
             records = read_records(self.storage, self.root, meta)
         self.state.apply(meta, records)
+        self.confirmed = self.state.offset
         self.folded += 1
 
     def floor_state(self, mark: Mark) -> LogState:

@@ -51,7 +51,13 @@ class Message:
                 raise InvalidRequestError("property names and values must not be blank", property=name, value=value)
             if name in properties.RESERVED:
                 raise InvalidRequestError("property name is reserved by RocketMQ", property=name)
-        if self.properties_size() > names.PROPERTIES_BYTES_MAX:
+        try:
+            size = self.properties_size()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                "a text holds half of a surrogate pair, which UTF-8 cannot store", topic=self.topic
+            ) from error
+        if size > names.PROPERTIES_BYTES_MAX:
             raise InvalidRequestError("properties, tag and keys are over 32767 bytes together", topic=self.topic)
 
     def keys_text(self) -> str | None:

@@ -1,0 +1,19 @@
+"""Message filters: tag expressions and RocketMQ's SQL92, each as an Arrow mask and as a row predicate.
+
+Both forms come from one syntax tree and agree on every row. Nothing in here knows logs, storage or Spark.
+"""
+
+from rmq_spark.filter.message_filter import Filter
+from rmq_spark.filter.sql92 import SqlFilter, compile_sql
+from rmq_spark.filter.syntax_error import EXPRESSION_BYTES_MAX, FilterSyntaxError
+from rmq_spark.filter.tag import TagFilter, compile_tags
+
+__all__ = [
+    "EXPRESSION_BYTES_MAX",
+    "Filter",
+    "FilterSyntaxError",
+    "SqlFilter",
+    "TagFilter",
+    "compile_sql",
+    "compile_tags",
+]

@@ -1,0 +1,73 @@
+"""An Arrow IPC file put together from messages that were serialised before, without copying them again.
+
+pyarrow's file writer serialises every batch it is given. An append serialises once, to check-sum the bytes; after a
+lost race only the schema's metadata changes. So the file is assembled here: the magic, the schema message (by
+pyarrow), the record batch messages as they are, the end-of-stream mark, and a footer.
+
+The footer is a flatbuffer: a `Footer` table with the list of blocks and a `Schema` table. That schema is the one in
+the schema message, and flatbuffers refer to their parts by relative offsets, so the message's bytes are embedded as
+they are and the footer points at the `Schema` inside them. Readers (pyarrow, polars, DuckDB) see an ordinary footer;
+the tests open such files with all of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+
+MAGIC: Final = b"ARROW1"
+HEAD: Final = MAGIC + b"\0\0"
+END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
+_METADATA_V5: Final = 4
+_BLOCK: Final = struct.Struct("<qi4xq")  # org.apache.arrow.flatbuf.Block: offset, metaDataLength, padding, bodyLength
+
+# The footer's fixed part, offsets from its start: root offset, table's vtable (five fields), the table itself
+# (its vtable's distance, version, schema, record batches), then the blocks' vector and the embedded schema message.
+_ROOT_AT: Final = 20
+_FIXED: Final = struct.Struct("<I HHHHHHH xx i hxx I I")
+_VERSION_AT, _SCHEMA_AT, _BLOCKS_AT = 4, 8, 12
+
+
+def schema_table(message: pa.Buffer) -> int:
+    """Where the `Schema` table stands in an encapsulated schema message's flatbuffer (which begins at byte 8)."""
+    view = memoryview(message)[8:]
+    table = struct.unpack_from("<I", view, 0)[0]
+    vtable = table - struct.unpack_from("<i", view, table)[0]
+    header = table + struct.unpack_from("<H", view, vtable + 4 + 2 * 2)[0]  # field 2 of Message is `header`
+    return int(header + struct.unpack_from("<I", view, header)[0])
+
+
+def footer(schema_message: pa.Buffer, blocks: Sequence[tuple[int, int, int]]) -> bytes:
+    """The footer of a file whose record batches are at `blocks`: (offset, metadata length, body length)."""
+    vector_at = _FIXED.size  # the vector's length; its 24-byte structs must be 8-aligned, so the length is at 4 mod 8
+    if vector_at % 8 != 4:
+        vector_at += 4
+    embedded_at = vector_at + 4 + _BLOCK.size * len(blocks)
+    schema_at = embedded_at + schema_table(schema_message)
+    table = _ROOT_AT
+    fixed = _FIXED.pack(
+        table,
+        14,  # vtable: its own size, the table's size, then where each field is in the table (0: absent)
+        16,
+        _VERSION_AT,
+        _SCHEMA_AT,
+        0,  # dictionaries
+        _BLOCKS_AT,
+        0,  # custom metadata
+        table - 4,  # from the table back to its vtable, which starts at byte 4
+        _METADATA_V5,
+        schema_at - (table + _SCHEMA_AT),
+        vector_at - (table + _BLOCKS_AT),
+    )
+    parts = [fixed, bytes(vector_at - _FIXED.size), struct.pack("<I", len(blocks))]
+    parts += [_BLOCK.pack(*block) for block in blocks]
+    parts.append(schema_message.to_pybytes()[8:])
+    return b"".join(parts)
+
+
+def frame(footer_bytes: bytes) -> bytes:
+    """The footer with what follows it in a file: its length and the magic."""
+    return footer_bytes + struct.pack("<i", len(footer_bytes)) + MAGIC

@@ -1,0 +1,1 @@
+"""Bytes and files: the only door to shared storage."""

@@ -1,0 +1,123 @@
+"""The one door to shared storage: what a backend must offer, and what each call promises.
+
+A path is relative to the store's root, uses `/`, and never starts with it. Backends know nothing of
+logs, commits or messages; the log knows nothing of disks, buckets or name nodes.
+
+Why the set is so small: the whole log stands on `create_if_absent`, so each backend has to argue in its
+module docstring why that call is *atomic* (one winner) and *complete* (no reader sees part of a file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+"""Anything that `os.write` takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """One file as a listing shows it."""
+
+    name: str
+    """The file's name inside the listed directory (no `/`)."""
+    size: int
+    """Its length in bytes."""
+    modified_ms: int
+    """When the storage says it was written, by the storage's own clock."""
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """A directory tree of immutable files at a URI.
+
+    Every method may raise `UnavailableError` (could not reach the storage; nothing was changed).
+    All methods are safe to call from any thread.
+    """
+
+    @property
+    def uri(self) -> str:
+        """Where this is, in the form that `open_storage` takes."""
+
+    def read(self, path: str) -> bytes:
+        """Return the whole file.
+
+        Raises:
+            NotFoundError: there is no such file.
+        """
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `start`.
+
+        Raises:
+            NotFoundError: there is no such file.
+            CorruptDataError: the file ends before `start + length`.
+        """
+
+    def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        """Return the last `min(length, size)` bytes of the file, and its size.
+
+        Raises:
+            NotFoundError: there is no such file.
+        """
+
+    def exists(self, path: str) -> bool:
+        """Whether the file is there now (never a cached answer)."""
+
+    def list(self, directory: str) -> Iterator[ObjectInfo]:
+        """Yield the files directly in `directory`, in no order; nothing if it does not exist.
+
+        A listing is a hint. On some storages it may be stale, so no promise may rest on it.
+        """
+
+    def create_if_absent(self, path: str, data: Sequence[Bytes], *, durable: bool = True) -> None:
+        """Create the file with the joined pieces of `data`, or raise; never replace anything.
+
+        Returning normally means: exactly these bytes are at `path` now, a reader sees all of them or no
+        file, and with `durable` they survive power loss. The bytes must hold a nonce that no other
+        attempt has (every caller in this project draws one): an unclear answer is then resolved by
+        reading back, and finding the own bytes is success.
+
+        Raises:
+            ExistsError: somebody else's bytes are at `path`; nothing was written.
+            StorageFullError: no room; nothing was written.
+            ReadOnlyError: not permitted; nothing was written.
+            UnavailableError: certainly nothing was written.
+            OutcomeUnknownError: the storage neither confirmed nor denied, and reading back failed too.
+        """
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """Make files that were created with `durable=False` survive power loss."""
+
+    def delete(self, path: str) -> None:
+        """Remove the file; an absent one is not an error."""
+
+    def disk_usage(self) -> tuple[int, int] | None:
+        """Return (used, total) bytes of the medium, or None where that has no meaning."""
+
+    def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
+        """Wait for one's turn among the writers on this machine; a courtesy, never a guarantee.
+
+        It keeps racing processes from starving each other. It gives up after `timeout` seconds, because
+        a stopped process must not stop the others. Yields True if the turn was had; backends without a
+        cheap lock yield False at once.
+        """
+
+    def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
+        """Remove temporary files that killed writers left behind; return how many there were.
+
+        Only files last written before `now_ms - older_than_ms` go. A live writer that is slower than that
+        loses its attempt (nothing is written, it gets `UnavailableError`), never its data.
+        Returns 0 on storages that need no temporary files.
+        """
+
+    def close(self) -> None:
+        """Release connections; the object is not used afterwards."""
+
+
+def no_turn() -> AbstractContextManager[bool]:
+    """What `Storage.turn` returns on a backend that has no cheap lock."""
+    return nullcontext(False)

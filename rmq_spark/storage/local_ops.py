@@ -1,0 +1,114 @@
+"""The calls by which the local backend changes or flushes files, as one small object.
+
+Tests replace it to record the order of the calls (what would a power loss leave?) or to make one fail.
+"""
+
+# Why: this module is the list of system calls.
+# ruff: noqa: PTH102, PTH108
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from rmq_spark.storage.base import Bytes
+
+CALL_BYTES_MAX: Final = 256 * 1024
+"""What one call writes at the most."""
+
+_IOV_MAX: Final[int] = os.sysconf("SC_IOV_MAX")
+
+
+class FileOps:
+    """Every call by which this backend changes or flushes files, one method each, in the order it happens.
+
+    Replace it to record the calls (what would survive a power loss?) or to fail them.
+    """
+
+    def open_new(self, path: str) -> int:
+        """Create a file that is not there yet and open it for writing."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def open_existing(self, path: str) -> int:
+        """Open a finished file in order to flush it."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def writev(self, fd: int, pieces: Sequence[Bytes]) -> int:
+        """Append the pieces (at most `SC_IOV_MAX`); return how many bytes were taken, maybe not all."""
+        return os.writev(fd, pieces)
+
+    def fsync(self, fd: int) -> None:
+        """Flush content and size of an open file to the medium."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """Close an open file."""
+        os.close(fd)
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name, unless that name is taken."""
+        os.link(source, target)
+
+    def unlink(self, path: str) -> None:
+        """Remove a name."""
+        os.unlink(path)
+
+    def mkdir(self, path: str) -> None:
+        """Create one directory."""
+        os.mkdir(path)
+
+    def fsync_dir(self, path: str) -> None:
+        """Flush the names in a directory to the medium."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def write_all(ops: FileOps, fd: int, data: Sequence[Bytes]) -> None:
+    """Write every byte of every piece, however many calls it takes."""
+    total = 0
+    for piece in data:
+        total += piece.nbytes if isinstance(piece, memoryview) else len(piece)
+    if not total:
+        return
+    # Past a few hundred kilobytes a call, Linux looks for huge pages to hold the file and takes ten times as long
+    # (7 ms instead of 0.8 ms for 2 MB on ext4), so large files are written in parts.
+    if len(data) <= _IOV_MAX and total <= CALL_BYTES_MAX:
+        taken = ops.writev(fd, data)
+        if taken == total:
+            return
+    else:
+        taken = 0
+    _write_rest(ops, fd, data, taken)
+
+
+def _write_rest(ops: FileOps, fd: int, data: Sequence[Bytes], taken: int) -> None:
+    """Go on after the first `taken` bytes; a call may take part of a piece."""
+    rest = [memoryview(piece).cast("B") for piece in data if len(piece)]
+    done = 0
+    while True:
+        while done < len(rest) and taken >= len(rest[done]):
+            taken -= len(rest[done])
+            done += 1
+        if done == len(rest):
+            return
+        if taken:
+            rest[done] = rest[done][taken:]
+        taken = ops.writev(fd, _call(rest, done))
+        if taken <= 0:
+            raise OSError(errno.EIO, "the file system takes no more bytes and gives no reason")
+
+
+def _call(rest: list[memoryview], done: int) -> list[memoryview]:
+    """What the next call writes: pieces from `done` on, up to the limits of a call."""
+    pieces: list[memoryview] = []
+    room = CALL_BYTES_MAX
+    for piece in rest[done : done + _IOV_MAX]:
+        pieces.append(piece[:room])
+        room -= len(piece)
+        if room <= 0:
+            break
+    return pieces

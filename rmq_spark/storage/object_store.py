@@ -1,0 +1,316 @@
+"""A store in a bucket: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage (`obstore`).
+
+Why `create_if_absent` is *atomic*: a conditional PUT (`If-None-Match: *`, on GCS `ifGenerationMatch=0`) is
+decided by the service. Why it is *complete*: an object appears with its whole body or not at all.
+
+Answers are not always what they seem, so no refusal is believed without reading the name back:
+412 may be the echo of our own first attempt; S3's 409 means *undecided* and `obstore` reports it like 412;
+after a 5xx, a timeout or a broken connection the object may or may not be there. Own bytes are success,
+other bytes are `ExistsError`, and an absent object is tried again until the deadline. The library's own
+retries are off for creates, so that every answer is seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from rmq_spark.clock import Clock, SystemClock
+from rmq_spark.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    MissingExtraError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReadOnlyError,
+    RmqError,
+    StorageFullError,
+    UnavailableError,
+    UnsafeStorageError,
+)
+from rmq_spark.storage.base import Bytes, ObjectInfo, no_turn
+from rmq_spark.storage.readback import Found, exists_error, join, look
+
+CREATE_DEADLINE_S: Final = 60.0
+"""How long one create goes on while the service neither accepts nor refuses."""
+
+_REQUEST_TIMEOUT: Final = "30s"
+_READ_RETRY_LIMIT: Final = timedelta(seconds=20)
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
+
+# Names that users of fsspec know -> names of obstore.
+_ALIASES: Final = {
+    "key": "access_key_id",
+    "secret": "secret_access_key",
+    "token": "session_token",
+    "endpoint_url": "endpoint",
+    "anon": "skip_signature",
+}
+_CLIENT_OPTIONS: Final = frozenset(
+    {"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout", "user_agent"}
+)
+_FULL_SIGNS: Final = ("StorageFull", "QuotaExceeded", "InsufficientStorage", "507 ")
+# What the library says when no connection was made: the request cannot have arrived.
+_NOT_SENT_SIGN: Final = "kind: Connect,"
+
+
+class ObjectStorage:
+    """Objects below a prefix of a bucket, created by conditional PUT.
+
+    Args:
+        uri: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`; options may follow as
+            a query.
+        options: the store's and the HTTP client's settings (`endpoint`, `region`, `access_key_id`,
+            `secret_access_key`, `allow_http`, `timeout` ...), by the names of obstore or of fsspec; what is
+            not given comes from the environment. They win over the query.
+        clock: for pauses and deadlines.
+        deadline_s: how long one create may stay undecided.
+
+    Raises:
+        MissingExtraError: obstore is not installed.
+        InvalidRequestError: an option is unknown.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        options: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        deadline_s: float = CREATE_DEADLINE_S,
+    ) -> None:
+        try:
+            import obstore
+            import obstore.exceptions
+            from obstore.store import from_url
+        except ImportError as error:
+            raise MissingExtraError('object stores need obstore; run: pip install "rmq-spark[s3]"') from error
+        parts = urlsplit(uri)
+        query = dict(parse_qsl(parts.query))
+        settings = {_ALIASES.get(key, key): value for key, value in {**query, **(options or {})}.items()}
+        client = {key: settings.pop(key) for key in _CLIENT_OPTIONS & settings.keys()}
+        client.setdefault("timeout", _REQUEST_TIMEOUT)
+        place = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+        public = {key: value for key, value in query.items() if not _is_secret(key)}
+        self._uri = f"{place}?{urlencode(public)}" if public else place
+        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._deadline_s = deadline_s
+        self._library: Any = obstore
+        self._errors: Any = obstore.exceptions
+        self._suffix_ranges = parts.scheme != "az"  # Azure has no "last n bytes"
+        reading = {"retry_timeout": _READ_RETRY_LIMIT}
+        creating = {"max_retries": 0}
+        try:
+            self._store: Any = from_url(place, config=settings, client_options=client, retry_config=reading)  # type: ignore[call-overload]
+            self._create_store: Any = from_url(  # type: ignore[call-overload]
+                place, config=settings, client_options=client, retry_config=creating
+            )
+        except (obstore.exceptions.BaseError, ValueError) as error:
+            raise InvalidRequestError("the object store's options are wrong", uri=place, reason=_line(error)) from error
+
+    @property
+    def uri(self) -> str:
+        """Where this is; keys and secrets of the original query are left out."""
+        return self._uri
+
+    def read(self, path: str) -> bytes:
+        try:
+            return bytes(self._library.get(self._store, _checked(path)).bytes())
+        except (OSError, self._errors.BaseError) as error:
+            raise self._read_error(error, path) from error
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        if start < 0 or length < 0:
+            raise InvalidRequestError("a range needs start >= 0 and length >= 0", start=start, length=length)
+        failure: Exception | None = None
+        if length:
+            try:
+                found = bytes(self._library.get_range(self._store, _checked(path), start=start, length=length))
+                if len(found) == length:
+                    return found
+            except FileNotFoundError as error:
+                raise self._read_error(error, path) from error
+            except (OSError, self._errors.BaseError) as error:
+                failure = error
+        # An empty range, or a refusal that does not say whether the file is too short.
+        size = self._size(path)
+        if start + length > size:
+            raise CorruptDataError(
+                "the file ends inside the range", path=path, start=start, length=length, size=size
+            ) from failure
+        if failure is not None or length:
+            raise UnavailableError("the range could not be read", path=path, reason=_line(failure)) from failure
+        return b""
+
+    def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        if length < 0:
+            raise InvalidRequestError("a tail needs length >= 0", length=length)
+        if length and self._suffix_ranges:
+            try:
+                answer = self._library.get(self._store, _checked(path), options={"range": {"suffix": length}})
+                return bytes(answer.bytes()), answer.meta["size"]
+            except FileNotFoundError as error:
+                raise self._read_error(error, path) from error
+            except (OSError, self._errors.BaseError) as error:
+                if self._size(path):  # an empty object has no last bytes, which is no failure
+                    raise self._read_error(error, path) from error
+        size = self._size(path)
+        wanted = min(length, size)
+        return self.read_range(path, size - wanted, wanted), size
+
+    def exists(self, path: str) -> bool:
+        try:
+            self._library.head(self._store, _checked(path))
+        except FileNotFoundError:
+            return False
+        except (OSError, self._errors.BaseError) as error:
+            raise self._read_error(error, path) from error
+        return True
+
+    def list(self, directory: str) -> Iterator[ObjectInfo]:
+        try:
+            page = self._library.list_with_delimiter(self._store, directory or None)
+        except FileNotFoundError:
+            return
+        except (OSError, self._errors.BaseError) as error:
+            raise self._read_error(error, directory) from error
+        for item in page["objects"]:
+            modified_ms = round(item["last_modified"].timestamp() * 1_000)
+            yield ObjectInfo(name=item["path"].rpartition("/")[2], size=item["size"], modified_ms=modified_ms)
+
+    def create_if_absent(self, path: str, data: Sequence[Bytes], *, durable: bool = True) -> None:
+        """See `Storage.create_if_absent`; always durable once the service has answered."""
+        del durable
+        _checked(path)
+        content = join(data)
+        deadline = self._clock.elapsed_ns() + int(self._deadline_s * 1_000_000_000)
+        pause = _FIRST_PAUSE_S
+        maybe_sent = False
+        while True:
+            failure = self._try_create(path, content)
+            if failure is None:
+                return
+            maybe_sent = maybe_sent or _NOT_SENT_SIGN not in str(failure)
+            left = (deadline - self._clock.elapsed_ns()) / 1_000_000_000
+            if left <= 0:
+                raise self._give_up(path, failure, maybe_sent) from failure
+            # Full jitter: writers that collided once must not collide again in step.
+            share = int(self._clock.token()[-8:], 16) / 0xFFFF_FFFF
+            self._clock.sleep(min(pause * share, left))
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def sync(self, paths: Sequence[str]) -> None:
+        """Do nothing: an answered PUT is durable."""
+
+    def delete(self, path: str) -> None:
+        try:
+            self._library.delete(self._store, _checked(path))
+        except FileNotFoundError:
+            return
+        except (OSError, self._errors.BaseError) as error:
+            raise self._write_error(error, path) from error
+
+    def disk_usage(self) -> tuple[int, int] | None:
+        return None
+
+    def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
+        del directory, timeout
+        return no_turn()
+
+    def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
+        del older_than_ms, now_ms
+        return 0
+
+    def close(self) -> None:
+        """Nothing to do: connections are pooled by the library and end with the object."""
+
+    def _try_create(self, path: str, content: bytes) -> Exception | None:
+        """One conditional PUT: None if our bytes are there, the failure if that is still open.
+
+        Raises:
+            ExistsError: somebody else's bytes are there.
+            RmqError: the service refused for a reason that trying again will not change.
+        """
+        try:
+            self._library.put(self._create_store, path, content, mode="create", use_multipart=False)
+        except (self._errors.NotSupportedError, NotImplementedError) as error:
+            raise UnsafeStorageError(
+                "this object store has no conditional PUT, so a name cannot be created exclusively",
+                path=path,
+                reason=_line(error),
+            ) from error
+        except (
+            self._errors.PermissionDeniedError,
+            self._errors.UnauthenticatedError,
+            FileNotFoundError,
+        ) as error:
+            raise self._write_error(error, path) from error
+        except (OSError, self._errors.BaseError) as error:
+            return self._read_back(error, path, content)
+        return None
+
+    def _read_back(self, failure: Exception, path: str, content: bytes) -> Exception | None:
+        try:
+            found = look(self.read, path, content)
+        except RmqError:
+            return failure
+        if found is Found.OWN:
+            return None
+        if found is Found.OTHER:
+            raise exists_error(path) from failure
+        if any(sign in str(failure) for sign in _FULL_SIGNS):
+            raise StorageFullError("the object store has no room; nothing was written", path=path) from failure
+        return failure
+
+    def _give_up(self, path: str, failure: Exception, maybe_sent: bool) -> RmqError:
+        if maybe_sent:
+            return OutcomeUnknownError(
+                "the object store did not say in time whether the object was created; retry with the same handle",
+                path=path,
+                reason=_line(failure),
+            )
+        return UnavailableError(
+            "the object store could not be reached; nothing was written", path=path, reason=_line(failure)
+        )
+
+    def _size(self, path: str) -> int:
+        try:
+            return int(self._library.head(self._store, _checked(path))["size"])
+        except (OSError, self._errors.BaseError) as error:
+            raise self._read_error(error, path) from error
+
+    def _read_error(self, error: Exception, path: str) -> RmqError:
+        if isinstance(error, FileNotFoundError):
+            return NotFoundError("there is no such file", path=path, store=self._uri)
+        return UnavailableError(
+            "the object store could not be read; check endpoint, keys and network",
+            path=path,
+            reason=_line(error),
+        )
+
+    def _write_error(self, error: Exception, path: str) -> RmqError:
+        if isinstance(error, FileNotFoundError):
+            return UnavailableError("the bucket does not exist; create it first", path=path, store=self._uri)
+        if isinstance(error, self._errors.PermissionDeniedError | self._errors.UnauthenticatedError):
+            return ReadOnlyError("the object store does not permit writing with these keys", path=path)
+        return UnavailableError("the object store refused the call", path=path, reason=_line(error))
+
+
+def _checked(path: str) -> str:
+    if not path or path[0] == "/" or (".." in path and ".." in path.split("/")):
+        raise InvalidRequestError("paths are relative to the store, name a file and stay inside", path=path)
+    return path
+
+
+def _is_secret(key: str) -> bool:
+    name = _ALIASES.get(key, key)
+    return any(word in name for word in ("key", "secret", "token", "password", "sas", "credential"))
+
+
+def _line(error: Exception | None) -> str:
+    """The first line of a message: the rest is the library's debug form."""
+    return str(error).partition("\n")[0]

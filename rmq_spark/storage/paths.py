@@ -1,0 +1,75 @@
+"""Every path of a store, in one place. Numbers are zero-padded to 20 digits so that names sort as numbers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+STORE_FILE: Final = "store.json"
+"""Format version and immutable settings; created once."""
+
+TABLES: Final = "tables"
+"""The Delta tables that are derived from the log."""
+
+NAMESERVER: Final = "nameserver"
+"""Root of the cluster-wide log (topics, groups, members)."""
+
+
+def broker_root(broker: str) -> str:
+    """Root directory of a broker's log."""
+    return f"brokers/{broker}"
+
+
+def commitlog(root: str) -> str:
+    """Directory of the chain: one file, one commit."""
+    return f"{root}/commitlog"
+
+
+def commit(root: str, first: int) -> str:
+    """File of the commit whose first message has offset `first`."""
+    return f"{root}/commitlog/{first:020d}.arrow"
+
+
+def marks(root: str) -> str:
+    """Directory of the marks: the chain of maintenance decisions."""
+    return f"{root}/marks"
+
+
+def mark(root: str, epoch: int) -> str:
+    """File of the mark number `epoch`."""
+    return f"{root}/marks/{epoch:020d}.arrow"
+
+
+def segments(root: str) -> str:
+    """Directory of the segment files."""
+    return f"{root}/segments"
+
+
+def segment(root: str, first: int, end: int, nonce: str) -> str:
+    """File of a segment of [first, end); the nonce keeps two rollers out of each other's way."""
+    return f"{root}/segments/{first:020d}-{end:020d}-{nonce}.arrow"
+
+
+def data(root: str) -> str:
+    """Directory of row files that a commit may refer to."""
+    return f"{root}/data"
+
+
+def data_file(root: str, name: str) -> str:
+    """A row file; `name` is `<uuid>.arrow`."""
+    return f"{root}/data/{name}"
+
+
+def snapshots(root: str) -> str:
+    """Directory of the snapshots of the folded state."""
+    return f"{root}/snapshots"
+
+
+def snapshot(root: str, offset: int, nonce: str) -> str:
+    """File of a snapshot of the state before offset `offset`."""
+    return f"{root}/snapshots/{offset:020d}-{nonce}.arrow"
+
+
+def number_of(name: str) -> int | None:
+    """The number a file name starts with, or None for a foreign name."""
+    digits = name[:20]
+    return int(digits) if len(digits) == 20 and digits.isascii() and digits.isdigit() else None

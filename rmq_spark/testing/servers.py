@@ -1,0 +1,206 @@
+"""Real servers for tests and benchmarks, on free loopback ports, without containers.
+
+Each is a context manager that yields once the server answers. A server that cannot start raises
+`ServerStartError` with its log: a test that needs a server fails without it, it is never skipped quietly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from rmq_spark.errors import UnavailableError
+from rmq_spark.testing.jars import ensure_jars, java_command, pyspark_jars
+
+START_LIMIT_S: Final = 90.0
+"""How long a server may take until it answers; a loaded two-core machine needs a third of it."""
+
+_LOG_LINES: Final = 200
+_STOP_LIMIT_S: Final = 10.0
+
+
+class ServerStartError(UnavailableError):
+    """A test server ended or stayed silent before it was ready; the message holds its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HdfsServer:
+    """A running NameNode with one DataNode."""
+
+    uri: str
+    """`hdfs://host:port`, without a trailing slash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Server:
+    """A running S3 server with one empty bucket."""
+
+    endpoint: str
+    """`http://host:port`."""
+    bucket: str
+    """Name of the bucket that was created."""
+    options: Mapping[str, str]
+    """What `open_storage(..., options=...)` needs to reach it."""
+
+    @property
+    def uri(self) -> str:
+        """`s3://bucket`, without a trailing slash."""
+        return f"s3://{self.bucket}"
+
+
+class _Process:
+    """A child process whose output is kept and always drained, so that it never blocks on a full pipe."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self._lines: deque[str] = deque(maxlen=_LOG_LINES)
+        self._changed = threading.Condition()
+        self._answer: str | None = None
+        self._child = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._child.stdout is not None
+        self._reader = threading.Thread(target=self._drain, args=(self._child.stdout,), daemon=True)
+        self._reader.start()
+
+    def _drain(self, output: IO[str]) -> None:
+        for line in output:
+            with self._changed:
+                self._lines.append(line)
+                if line.startswith("READY "):
+                    self._answer = line.split(maxsplit=1)[1].strip()
+                self._changed.notify_all()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._child.poll() is not None
+
+    def wait_for_ready_line(self) -> str:
+        """Return what follows `READY ` in the output."""
+        deadline = time.monotonic() + START_LIMIT_S
+        with self._changed:
+            while self._answer is None:
+                if self.ended or time.monotonic() > deadline:
+                    raise self.failure()
+                self._changed.wait(0.2)
+            return self._answer
+
+    def failure(self) -> ServerStartError:
+        """The error to raise when the server did not come up."""
+        how = f"ended with code {self._child.returncode}" if self.ended else "did not answer in time"
+        return ServerStartError(f"the {self.name} server {how}; its log:\n{''.join(self._lines)}")
+
+    def stop(self) -> None:
+        """Close its input, which ends servers that watch it, then make sure that it is gone."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.close()
+        try:
+            self._child.wait(timeout=_STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._reader.join()
+        self._child.stdout.close()
+
+
+@contextlib.contextmanager
+def hdfs_server() -> Iterator[HdfsServer]:
+    """Run a NameNode and a DataNode in one JVM of 512 MB; about 10 s to start.
+
+    Raises:
+        ServerStartError: it did not start; the message holds its log.
+        MissingExtraError: pyspark, whose jars it uses, is not installed.
+    """
+    extra = ensure_jars("hdfs")
+    source = Path(__file__).parent / "java" / "MiniHdfs.java"
+    class_path = os.pathsep.join([*map(str, extra), f"{pyspark_jars()}/*"])
+    # Not in the working directory: the servers write a good deal, and only for the test's time.
+    with tempfile.TemporaryDirectory(prefix="rmq-hdfs-") as scratch:
+        flags = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={scratch}"]
+        log = [f"-Dhadoop.log.dir={scratch}", f"-Djava.io.tmpdir={scratch}"]
+        command = [java_command(), *flags, *log, "-cp", class_path, str(source), scratch]
+        process = _Process("HDFS", command)
+        try:
+            yield HdfsServer(uri=process.wait_for_ready_line().rstrip("/"))
+        finally:
+            process.stop()
+
+
+@contextlib.contextmanager
+def s3_server(bucket: str = "rmq-test") -> Iterator[S3Server]:
+    """Run an S3 server (moto) in a process of its own and create a bucket on it; about 2 s to start.
+
+    Raises:
+        ServerStartError: it did not start; the message holds its log.
+    """
+    process = _Process("S3", [sys.executable, "-m", "rmq_spark.testing.servers"])
+    try:
+        address = process.wait_for_ready_line()
+        create_bucket(address, bucket)
+        options = {
+            "endpoint": f"http://{address}",
+            "region": "us-east-1",
+            "access_key_id": "test",
+            "secret_access_key": "test",
+            "allow_http": "true",
+        }
+        yield S3Server(endpoint=f"http://{address}", bucket=bucket, options=options)
+    finally:
+        process.stop()
+
+
+def create_bucket(address: str, bucket: str) -> None:
+    """Create `bucket` through the API of the test server at `address` (`host:port`).
+
+    Raises:
+        UnavailableError: the server refused.
+    """
+    connection = http.client.HTTPConnection(address, timeout=30)
+    try:
+        # The server takes the region from the signature's scope and does not verify the signature.
+        scope = "Credential=test/20260101/us-east-1/s3/aws4_request"
+        signature = f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature=0"
+        connection.request("PUT", f"/{bucket}", headers={"Authorization": signature})
+        answer = connection.getresponse()
+        body = answer.read()
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise UnavailableError("the bucket could not be created", bucket=bucket, status=answer.status, body=body)
+
+
+def _serve_s3() -> None:
+    """Serve S3 on a free port until standard input closes, so that the server never outlives its test."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    sys.stdout.write(f"READY {host}:{port}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    # Not `server.stop()`: it waits for connections that clients keep open.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _serve_s3()
