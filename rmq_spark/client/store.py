@@ -139,11 +139,8 @@ class Store:
         return self._open_log(paths.NAMESERVER, paths.NAMESERVER)
 
     def brokers(self) -> list[str]:
-        """Brokers that hold queues of any topic, and the default one."""
-        found = {DEFAULT_BROKER}
-        for config in self._configs().values():
-            found.update(config["queues"])
-        return sorted(found)
+        """Brokers that hold or held queues of any topic, and the default one."""
+        return sorted({DEFAULT_BROKER} | self.nameserver.refresh().state.fold(TopicConfigs).brokers)
 
     def _open_log(self, name: str, root: str) -> CommitLog:
         with self._lock:

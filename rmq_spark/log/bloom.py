@@ -7,6 +7,7 @@ look-up in a hundred is a false alarm; a false alarm costs a read, never an answ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -37,25 +38,43 @@ def hash_strings(values: pa.StringArray) -> U64:
     starts = offsets[:-1].astype(np.int64)
     lengths = np.diff(offsets).astype(np.int64)
     total = int(offsets[-1])
-    # Seven zero bytes behind the data let every eight-byte read stay inside the buffer.
-    data = np.zeros(total + 8, np.uint8)
+    # Zero bytes behind the data let every eight-byte read, and the word after it, stay inside the buffer.
+    data = np.zeros((total + 23) // 8 * 8, np.uint8)
     if total:
         data[:total] = np.frombuffer(values.buffers()[2], np.uint8)[:total]
-    words: U64 = np.ndarray((total + 1,), np.dtype("<u8"), data.data, 0, (1,))
+    words: U64 = data.view("<u8")
     hashes = lengths.astype(np.uint64) * _MULTIPLY + _MIX
-    done = 0
-    live = np.flatnonzero(lengths > 0)
+    # The first words of all strings need no index of those that are still going on: most keys end there.
+    word, short = _read(words, starts), lengths < 8
+    if short.any():
+        word = _cut(word, lengths, short)
+    hashes = np.where(lengths > 0, _mix(hashes ^ (word * _MULTIPLY)), hashes)
+    done = 8
+    live = np.flatnonzero(lengths > 8)
     while len(live):
-        word = words[starts[live] + done]
         left = lengths[live] - done
-        short = left < 8
+        word, short = _read(words, starts[live] + done), left < 8
         if short.any():
-            keep = np.left_shift(np.uint64(1), (np.minimum(left, 7) * 8).astype(np.uint64)) - np.uint64(1)
-            word = np.where(short, word & keep, word)
+            word = _cut(word, left, short)
         hashes[live] = _mix(hashes[live] ^ (word * _MULTIPLY))
         done += 8
         live = live[left > 8]
     return hashes
+
+
+def _read(words: U64, at: npt.NDArray[np.int64]) -> U64:
+    """Eight bytes from each byte position, put together from two aligned words: numpy is slow at unaligned ones."""
+    index = at >> 3
+    shift = ((at & 7) << 3).astype(np.uint64)
+    # Two shifts, because a shift by all 64 bits is not defined.
+    found: U64 = words[index] >> shift | words[index + 1] << np.uint64(1) << (np.uint64(63) - shift)
+    return found
+
+
+def _cut(word: U64, left: npt.NDArray[np.int64], short: npt.NDArray[np.bool_]) -> U64:
+    """Zero the bytes behind the end of strings that have fewer than eight left."""
+    keep = np.left_shift(np.uint64(1), (np.minimum(left, 7) * 8).astype(np.uint64)) - np.uint64(1)
+    return np.where(short, word & keep, word)
 
 
 def hash_text(text: str) -> int:
@@ -83,11 +102,18 @@ def build_few(keys: list[str]) -> bytes:
 
 def split_keys(keys: pa.StringArray) -> pa.StringArray:
     """Return every single key of a `keys` column: split at spaces, without nulls and empty pieces."""
-    keys = keys.drop_null()
-    if len(keys) and pc.any(pc.match_substring(keys, " ")).as_py():
+    if keys.null_count:
+        keys = keys.drop_null()
+    if len(keys) and _has_space(keys):
         keys = pc.list_flatten(pc.split_pattern(keys, " "))
         keys = keys.filter(pc.greater(pc.binary_length(keys), 0))
     return keys
+
+
+def _has_space(keys: pa.StringArray) -> bool:
+    offsets = np.frombuffer(keys.buffers()[1], np.int32)
+    low, high = offsets[keys.offset], offsets[keys.offset + len(keys)]
+    return low < high and bool((np.frombuffer(keys.buffers()[2], np.uint8)[low:high] == ord(" ")).any())
 
 
 def build(keys: pa.StringArray) -> bytes:
@@ -118,10 +144,13 @@ def _places(value: int, bits: int) -> list[int]:
     return [low + probe * step & bits - 1 for probe in range(PROBES)]
 
 
-def _positions(hashes: U64, bits: int) -> list[U64]:
-    low = hashes & np.uint64(0xFFFFFFFF)
-    step = (hashes >> _SHIFT) | np.uint64(1)
-    return [(low + np.uint64(probe) * step) & np.uint64(bits - 1) for probe in range(PROBES)]
+def _positions(hashes: U64, bits: int) -> Iterator[npt.NDArray[np.uint32]]:
+    # 32 bits are enough: only the low ones count, and sums wrap alike.
+    place = hashes.astype(np.uint32)
+    step = (hashes >> _SHIFT).astype(np.uint32) | np.uint32(1)
+    for _ in range(PROBES):
+        yield place & np.uint32(bits - 1)
+        place += step
 
 
 def _mix(value: U64) -> U64:

@@ -60,7 +60,7 @@ def expire(log: CommitLog, *, scheduled: bool = False, before_ms: int | None = N
             return ExpireResult(
                 segments=(), log_start=mark.log_start, forced=forced, deleted=collect_garbage(log, mark)
             )
-        last = read_meta(log.storage, f"{paths.segments(log.root)}/{mark.segments[count - 1].name}")
+        last = read_meta(log.storage, f"{paths.segments(log.root)}/{mark.segments[count - 1].name}", "segment")
         new = replace(
             mark,
             epoch=mark.epoch + 1,

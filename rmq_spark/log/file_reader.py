@@ -17,20 +17,23 @@ GAP_BYTES: Final = 16 * 1024
 """Two wanted ranges with no more than this between them are fetched as one."""
 
 
-def read_meta(storage: Storage, path: str) -> FileMeta:
-    """Return the checked metadata of the file at `path`.
+def read_meta(storage: Storage, path: str, kind: str) -> FileMeta:
+    """Return the checked metadata of the file at `path`, which must be of the given kind.
 
     Raises:
         NotFoundError: there is no such file.
-        CorruptDataError: it is damaged or foreign.
+        CorruptDataError: it is damaged, foreign or of another kind.
         UnsupportedVersionError: it was written by a newer version.
     """
     tail, size = storage.read_tail(path, TAIL_BYTES)
     try:
-        return parse(path, tail, size)
+        meta = parse(path, tail, size)
     except NeedMoreError as more:
         tail, size = storage.read_tail(path, more.length)
-        return parse(path, tail, size)
+        meta = parse(path, tail, size)
+    if meta.kind != kind:
+        raise meta.corrupt("file is of another kind", kind=meta.kind, expected=kind)
+    return meta
 
 
 class FileReader:

@@ -17,6 +17,7 @@ class Periodic:
         self._work = work
         self._seconds = seconds
         self._wake = threading.Event()
+        self._stop = threading.Event()
         self._closed = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -35,19 +36,19 @@ class Periodic:
     def close(self) -> None:
         """Do what is left, stop, and raise what went wrong."""
         self._closed = True
+        self._stop.set()
         self._wake.set()
         self._thread.join()
         self._attempt()
         self.check()
 
     def _run(self) -> None:
-        pause = threading.Event()
         while True:
             self._wake.wait()
             self._wake.clear()  # before the look at `_closed`, or the wake-up by `close` could be wiped out
             if self._closed:
                 return
-            pause.wait(self._seconds)
+            self._stop.wait(self._seconds)  # `close` does not wait for the period
             self._attempt()
 
     def _attempt(self) -> None:

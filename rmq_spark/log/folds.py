@@ -52,19 +52,23 @@ class TopicConfigs:
 
     def __init__(self) -> None:
         self.configs: dict[str, dict[str, Any]] = {}
+        self.brokers: set[str] = set()
+        """Brokers that ever had queues: their logs need upkeep even when their last topic is gone."""
 
     def apply(self, record: Record, queues: Queues) -> None:
         name = record.value["topic"]
+        self.brokers.update(record.value.get("queues", ()))
         if record.value.get("deleted"):
             self.configs.pop(name, None)
         else:
             self.configs[name] = {**record.value, "updatedAt": record.store_ms}
 
     def dump(self) -> Any:
-        return self.configs
+        return {"configs": self.configs, "brokers": sorted(self.brokers)}
 
     def load(self, value: Any) -> None:
-        self.configs = value
+        self.configs = value["configs"]
+        self.brokers = set(value["brokers"])
 
 
 class GroupConfigs:

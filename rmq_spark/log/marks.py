@@ -78,10 +78,10 @@ def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
         NotFoundError: there is none yet.
         CorruptDataError: it is damaged.
     """
-    meta = read_meta(storage, paths.mark(root, epoch))
+    meta = read_meta(storage, paths.mark(root, epoch), "mark")
     doc = meta.doc
-    if meta.kind != "mark" or doc["epoch"] != epoch:
-        raise meta.corrupt("not the mark that its name says", kind=meta.kind, epoch=doc.get("epoch"))
+    if doc["epoch"] != epoch:
+        raise meta.corrupt("not the mark that its name says", epoch=doc["epoch"])
     segments: list[SegmentRef] = []
     reader = FileReader(storage, meta)
     for _, batch in reader.read_blocks(range(len(meta.places.rows)), file_format.MARK_SCHEMA.names):

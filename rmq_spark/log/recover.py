@@ -72,7 +72,7 @@ def recover(storage: Storage, root: str, broker: str, clock: Clock, *, force: bo
 def _refuse_durable(storage: Storage, root: str, names: list[str], damage: Exception | None) -> None:
     for name in names:
         try:
-            meta = read_meta(storage, f"{paths.commitlog(root)}/{name}")
+            meta = read_meta(storage, f"{paths.commitlog(root)}/{name}", "commit")
         except (CorruptDataError, UnsupportedVersionError):
             continue
         if meta.doc.get("flush") == "sync":

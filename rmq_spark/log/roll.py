@@ -149,7 +149,7 @@ def _state_at_start(view: LogView, first: int) -> tuple[LogState, str]:
     state = view.floor_state(mark)
     if first == mark.floor:
         return state, mark.floor_digest
-    last = read_meta(view.storage, f"{paths.segments(view.root)}/{mark.segments[-1].name}")
+    last = read_meta(view.storage, f"{paths.segments(view.root)}/{mark.segments[-1].name}", "segment")
     return state, last.doc["prev"]
 
 
@@ -158,7 +158,7 @@ def _fold_to(log: CommitLog, state: LogState, end: int) -> LogState:
     walker = LogView(log.storage, log.root, log.broker)
     walker.state = state
     while walker.state.offset < end:
-        walker.take(read_meta(log.storage, paths.commit(log.root, walker.state.offset)))
+        walker.take(read_meta(log.storage, paths.commit(log.root, walker.state.offset), "commit"))
     return walker.state
 
 

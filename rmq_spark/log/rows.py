@@ -153,8 +153,8 @@ def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) ->
     """
     metas = []
     for file in files:
-        meta = read_meta(storage, paths.data_file(root, file.name))
-        if meta.kind != "rows" or meta.digest != file.digest:
+        meta = read_meta(storage, paths.data_file(root, file.name), "rows")
+        if meta.digest != file.digest:
             raise meta.corrupt("not the row file that was named", expected=file.digest, actual=meta.digest)
         metas.append(meta)
     if not metas or not sum(meta.rows for meta in metas):

@@ -221,9 +221,7 @@ def _segment_source(root: str, segment: SegmentRef, first: int, end: int) -> Sou
 
 
 def _read(log: CommitLog, planned: Plan, source: Source) -> Iterator[pa.RecordBatch]:
-    meta = read_meta(log.storage, source.path)
-    if meta.kind != {"commit": "commit", "segment": "segment", "rows": "rows"}[source.kind]:
-        raise meta.corrupt("file is of another kind", kind=meta.kind, expected=source.kind)
+    meta = read_meta(log.storage, source.path, source.kind)
     if source.kind != "rows" and fingerprint(meta.digest) != source.print_:
         # The planned commit was rolled and its name taken again by a writer that slept: as good as gone. Of a segment
         # this is damage, which the caller finds when the mark names no other file.

@@ -79,14 +79,14 @@ def newest_state(storage: Storage, root: str, floor: int, floor_digest: str) -> 
 def load_snapshot(storage: Storage, root: str, path: str, floor: int, floor_digest: str) -> LogState | None:
     """Return the state in the snapshot at `path`, or None (with a log line) if it cannot be trusted."""
     try:
-        meta = read_meta(storage, path)
+        meta = read_meta(storage, path, "snapshot")
         doc = meta.doc
         if doc["offset"] == floor:
             known = floor_digest
         elif doc["last"] < floor:
             return None
         else:
-            commit = read_meta(storage, paths.commit(root, doc["last"]))
+            commit = read_meta(storage, paths.commit(root, doc["last"]), "commit")
             known = commit.digest if commit.doc["first"] + commit.rows == doc["offset"] else ""
         if known != doc["digest"]:
             _log.warning("snapshot is of another history, skipped: %s", path)
@@ -110,4 +110,6 @@ def read_state(storage: Storage, meta: file_format.FileMeta) -> LogState:
 
 
 def _names(storage: Storage, root: str) -> Iterator[str]:
-    return (info.name for info in storage.list(paths.snapshots(root)))
+    # Somebody else's file is neither read nor counted nor deleted.
+    listed = (info.name for info in storage.list(paths.snapshots(root)))
+    return (name for name in listed if paths.number_of(name) is not None)

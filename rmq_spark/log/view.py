@@ -67,10 +67,21 @@ class LogView:
                 if newest_mark(self.storage, self.root, self.mark) is self.mark:
                     raise
                 continue
+            self._trim()
+            firsts = self.state.commits.firsts
+            if (firsts[0] if firsts else self.state.offset) != self.mark.floor:
+                # The snapshot was made under a higher floor. Marks are never deleted, so there must be a newer one.
+                if newest_mark(self.storage, self.root, self.mark) is not self.mark:
+                    continue
+                raise CorruptDataError(
+                    "a mark is missing: a snapshot knows of a higher floor; restore the marks, or delete the snapshots",
+                    root=self.root,
+                    floor=self.mark.floor,
+                    known=firsts[0] if firsts else self.state.offset,
+                )
             self.confirmed = self.state.offset
             self._unconfirmed = []
             self.folded = 0
-            self._trim()
             if self.on_load is not None:
                 self.on_load()
             if self._walk_and_confirm():
@@ -129,7 +140,7 @@ class LogView:
         """Steps 1 and 2: fold commits up to the first absent name, unconfirmed."""
         while True:
             try:
-                meta = read_meta(self.storage, paths.commit(self.root, self.state.offset))
+                meta = read_meta(self.storage, paths.commit(self.root, self.state.offset), "commit")
             except NotFoundError:
                 return
             self.take(meta)
@@ -157,8 +168,8 @@ class LogView:
         if not mark.segments:
             return LogState()
         last = mark.segments[-1]
-        meta = read_meta(self.storage, f"{paths.segments(self.root)}/{last.name}")
-        if meta.kind != "segment" or meta.digest != last.digest:
+        meta = read_meta(self.storage, f"{paths.segments(self.root)}/{last.name}", "segment")
+        if meta.digest != last.digest:
             raise meta.corrupt("not the segment that the mark names", expected=last.digest)
         return unpack_state(meta.doc["state"])
 
@@ -174,8 +185,6 @@ def check_link(meta: FileMeta, state: LogState, broker: str) -> None:
         CorruptDataError: a file of another place, log or history stands here.
     """
     doc = meta.doc
-    if meta.kind != "commit":
-        raise meta.corrupt("not a commit", kind=meta.kind)
     if doc["first"] != state.offset:
         raise meta.corrupt("commit is in another's place", first=doc["first"], expected=state.offset)
     if doc["broker"] != broker:

@@ -46,6 +46,8 @@ class Message:
             raise InvalidRequestError("message body is over 4 MiB", topic=self.topic, bytes=len(self.body))
         if self.tags is not None and (not self.tags.strip() or "|" in self.tags):
             raise InvalidRequestError("a tag is not blank and has no '|'", topic=self.topic, tags=self.tags)
+        if (keys := self.keys_text()) is not None and not keys.strip():
+            raise InvalidRequestError("keys are not blank; leave them out", topic=self.topic, keys=keys)
         for name, value in self.properties.items():
             if not name.strip() or not value.strip():
                 raise InvalidRequestError("property names and values must not be blank", property=name, value=value)

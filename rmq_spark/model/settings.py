@@ -12,6 +12,8 @@ from rmq_spark.errors import InvalidRequestError
 
 HOUR_MS = 3_600_000
 
+_POSITIVE = frozenset({"group_rows_max", "group_bytes_max", "block_bytes", "snapshot_every_commits", "segment_bytes"})
+
 
 class Flush(StrEnum):
     """When an append is acknowledged, as RocketMQ's flush policies."""
@@ -64,9 +66,11 @@ class LogSettings:
     """How far a writer's clock may be ahead of its storage's clock or of its own past pace."""
 
     def __post_init__(self) -> None:
-        for name in ("linger_ms", "segment_bytes", "block_bytes", "append_timeout_ms", "retention_ms"):
-            if getattr(self, name) < 0:
-                raise InvalidRequestError("setting must not be negative", setting=name, value=getattr(self, name))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 1 if field.name in _POSITIVE else 0
+            if isinstance(value, int | float) and value < least:
+                raise InvalidRequestError(f"setting must be at least {least}", setting=field.name, value=value)
         if not 0 < self.disk_reclaim_ratio <= self.disk_force_ratio <= self.disk_full_ratio <= 1:
             raise InvalidRequestError(
                 "disk ratios must rise: 0 < reclaim <= force <= full <= 1",
@@ -95,6 +99,8 @@ class LogSettings:
             kind = {"Flush": Flush, "int": int, "float": float, "str": str}[str(known[name].type)]
             try:
                 built[name] = kind(value)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 raise InvalidRequestError("setting has a bad value", setting=name, value=value) from error
+            if isinstance(value, float) and kind is int and built[name] != value:
+                raise InvalidRequestError("setting is a whole number", setting=name, value=value)
         return cls(**built)

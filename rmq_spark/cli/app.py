@@ -1,0 +1,131 @@
+"""The commands of `rmq` as one application, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from rmq_spark.cli import exits, log, maintenance, output, read, recovery, send, topic, verify
+from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
+from rmq_spark.errors import RmqError
+
+# Typer carries a copy of click or uses the real one, depending on its version; this finds the base class in either.
+_CommandLineError = typer.BadParameter.__mro__[2]
+
+
+class RmqGroup(TyperGroup):
+    """The root command: whatever happens ends in `sys.exit` with a documented code, never in a traceback."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> NoReturn:
+        """Run with `args` (the process's own by default) and exit."""
+        extra.pop("standalone_mode", None)
+        code = exits.OK
+        warnings = output.Warnings()
+        logging.getLogger("rmq_spark").addHandler(warnings)
+        try:
+            given = sys.argv[1:] if args is None else list(args)
+            with self.make_context(prog_name or "rmq", given, **extra) as ctx:
+                self.invoke(ctx)
+            output.finish()
+        except BaseException as error:  # noqa: BLE001 - the end of the line: every error gets its code here
+            code = _report(error)
+        finally:
+            logging.getLogger("rmq_spark").removeHandler(warnings)
+        sys.exit(code)
+
+
+def _report(error: BaseException) -> int:
+    """Say what went wrong, in one line on stderr, and return the exit code."""
+    if isinstance(error, BrokenPipeError):
+        output.abandon_stdout()
+        return exits.BROKEN_PIPE
+    code, line = _explain(error)
+    # What was shown before the error is true and stays.
+    try:
+        output.finish()
+    except (OSError, RmqError):
+        output.abandon_stdout()  # that this fails too must not hide why the command failed
+    if line is not None:
+        if os.environ.get("RMQ_DEBUG", "0") not in ("", "0"):
+            output.show_traceback(error)
+        output.complain(line)
+    return code
+
+
+def _explain(error: BaseException) -> tuple[int, str | None]:
+    """The exit code, and what to say; None when the command has said it already."""
+    if isinstance(error, typer.Exit):
+        return int(error.exit_code), None
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return exits.INTERRUPTED, "; ".join(["interrupted", *map(str, error.args)])
+    if isinstance(error, _CommandLineError):
+        return exits.USAGE, _usage(error)
+    if isinstance(error, RmqError):
+        return exits.code_of(error), str(error)
+    told = f"internal error: {type(error).__name__}: {error}; run with RMQ_DEBUG=1 for the traceback"
+    return exits.INTERNAL, told
+
+
+def _usage(error: BaseException) -> str:
+    message = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "rmq"
+    return f"{message[:1].lower()}{message[1:]}; see `{command} --help`"
+
+
+app = typer.Typer(
+    name="rmq",
+    cls=RmqGroup,
+    help="A message queue that is just files.",
+    epilog=f"\b\nExit codes:\n{exits.table()}",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Plain help: rich would be imported for every usage error, and `\b` keeps the table of exit codes.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from rmq_spark import __version__
+
+        output.Output(json=False).lines([f"rmq {__version__}"])
+        raise typer.Exit
+
+
+@app.callback()
+def rmq(
+    ctx: typer.Context,
+    *,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version, help="Show it.")] = False,
+) -> None:
+    """A message queue that is just files."""
+    common(ctx, store, json, conf)
+
+
+app.command("init")(topic.init)
+app.add_typer(topic.app, name="topic")
+app.command("send")(send.send)
+app.command("read")(read.read)
+app.command("log")(log.log)
+app.command("roll")(maintenance.roll)
+app.command("expire")(maintenance.expire)
+app.command("verify")(verify.verify)
+app.command("recover")(recovery.recover)
+
+
+def run(args: Sequence[str]) -> NoReturn:
+    """Run `rmq` with `args` and exit the process."""
+    command: Any = typer.main.get_command(app)
+    command.main(args=args, prog_name="rmq")
+    raise AssertionError("unreachable: main exits")

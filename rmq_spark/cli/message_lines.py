@@ -1,0 +1,160 @@
+"""Lines of standard input as messages: a line is a body, or a JSON object that also has tags, keys and the like.
+
+Knows nothing of stores; an error names the line, and its caller knows what was sent before it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from rmq_spark.cli.options import checked_text
+from rmq_spark.errors import InvalidRequestError
+from rmq_spark.model.message import Message
+
+FIELDS: Final = ("body", "bodyBase64", "tags", "keys", "properties", "shardingKey", "queueId", "topic")
+"""What a JSON line may have; exactly one of the first two is needed."""
+
+
+class LineFormat(StrEnum):
+    """How lines are read."""
+
+    AUTO = "auto"
+    """JSON where a line is an object with a body, text elsewhere."""
+    TEXT = "text"
+    """Every line is a body, byte for byte."""
+    JSON = "json"
+    """Every line is a JSON object with a body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What messages get that do not say it themselves."""
+
+    topic: str
+    tags: str | None = None
+    keys: Sequence[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    sharding_key: str | None = None
+    queue_id: int | None = None
+
+    def message(self, body: bytes) -> Message:
+        """A message with `body` and all the defaults.
+
+        Raises:
+            InvalidRequestError: as `Message`.
+        """
+        return Message(
+            topic=self.topic,
+            body=body,
+            tags=self.tags,
+            keys=tuple(self.keys) or None,
+            properties=self.properties,
+            sharding_key=self.sharding_key,
+            queue_id=self.queue_id,
+        )
+
+
+def read_messages(lines: Iterable[bytes], line_format: LineFormat, defaults: Defaults) -> Iterator[tuple[int, Message]]:
+    """Yield (line number from 1, message); empty lines are passed over.
+
+    Raises:
+        InvalidRequestError: a line is no message; the error names it.
+    """
+    for number, raw in enumerate(lines, 1):
+        line = raw.removesuffix(b"\n").removesuffix(b"\r")
+        if not line or (line_format is LineFormat.JSON and not line.strip()):
+            continue
+        try:
+            yield number, _message(line, line_format, defaults)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"line {number}: {error.args[0]}", **error.context) from error
+
+
+def _message(line: bytes, line_format: LineFormat, defaults: Defaults) -> Message:
+    if line_format is LineFormat.TEXT or (line_format is LineFormat.AUTO and not line.startswith(b"{")):
+        return defaults.message(line)
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        if line_format is LineFormat.AUTO:
+            return defaults.message(line)
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it is not UTF-8 or too deep"
+        raise InvalidRequestError("not valid JSON", reason=reason) from error
+    if isinstance(value, dict) and ("body" in value or "bodyBase64" in value):
+        return _from_object(value, defaults)
+    if line_format is LineFormat.AUTO:
+        return defaults.message(line)
+    raise InvalidRequestError('not a JSON object with "body" or "bodyBase64"')
+
+
+def _from_object(value: dict[str, Any], defaults: Defaults) -> Message:
+    for name in value:
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidRequestError(f"unknown field{hint}", field=name, known=list(FIELDS))
+    topic = _text(value, "topic")
+    if topic is not None and topic != defaults.topic:
+        raise InvalidRequestError("message is for another topic", topic=topic, expected=defaults.topic)
+    tags, keys = _text(value, "tags"), _keys(value)
+    sharding_key, queue_id = _text(value, "shardingKey"), _queue(value)
+    return Message(
+        topic=defaults.topic,
+        body=_body(value),
+        tags=defaults.tags if tags is None else tags,
+        keys=keys or tuple(defaults.keys) or None,
+        properties={**defaults.properties, **_properties(value)},
+        sharding_key=defaults.sharding_key if sharding_key is None else sharding_key,
+        queue_id=defaults.queue_id if queue_id is None else queue_id,
+    )
+
+
+def _body(value: dict[str, Any]) -> bytes:
+    if "body" in value and "bodyBase64" in value:
+        raise InvalidRequestError('give either "body" or "bodyBase64"')
+    if "body" in value:
+        text = _text(value, "body")
+        if text is None:
+            raise InvalidRequestError("field must be a text", field="body")
+        return text.encode()
+    try:
+        return base64.b64decode(_text(value, "bodyBase64") or "", validate=True)
+    except binascii.Error as error:
+        raise InvalidRequestError("not valid base64", field="bodyBase64") from error
+
+
+def _text(value: dict[str, Any], name: str) -> str | None:
+    """A field that is a text, null or absent."""
+    found = value.get(name)
+    if found is not None and not isinstance(found, str):
+        raise InvalidRequestError("field must be a text", field=name)
+    return None if found is None else checked_text(found, name)
+
+
+def _keys(value: dict[str, Any]) -> tuple[str, ...]:
+    found = value.get("keys")
+    given = [found] if isinstance(found, str) else found or []
+    if not isinstance(given, list) or not all(isinstance(key, str) for key in given):
+        raise InvalidRequestError("field must be a text or a list of texts", field="keys")
+    return tuple(checked_text(key, "keys") for key in given)
+
+
+def _properties(value: dict[str, Any]) -> dict[str, str]:
+    found = value.get("properties") or {}
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        raise InvalidRequestError("field must be an object of texts", field="properties")
+    return {checked_text(name, "property"): checked_text(text, "property") for name, text in found.items()}
+
+
+def _queue(value: dict[str, Any]) -> int | None:
+    found = value.get("queueId")
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int)):
+        raise InvalidRequestError("field must be a whole number", field="queueId")
+    return found

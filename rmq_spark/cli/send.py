@@ -1,0 +1,216 @@
+"""`rmq send`: one message, lines of standard input, or made-up load."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from rmq_spark.cli.message_lines import Defaults, LineFormat, read_messages
+from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, checked_text, common, split_property
+from rmq_spark.cli.output import Advance, Output
+from rmq_spark.errors import InvalidRequestError, RmqError
+from rmq_spark.model.settings import Flush
+
+if TYPE_CHECKING:
+    from rmq_spark.client.producer import Producer, SendResult
+    from rmq_spark.client.store import Store
+
+LINES_BATCH: Final = 1_000
+LOAD_BATCH: Final = 10_000
+SHOWN_MAX: Final = 100
+"""Up to so many messages are listed one by one; beyond it there is a summary."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was sent so far: every message counted here was acknowledged."""
+
+    topic: str
+    sent: int = 0
+    bytes: int = 0
+    commits: int = 0
+    results: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, count: int, size: int, results: list[SendResult]) -> None:
+        """Count one commit; its single results are kept only while they are few."""
+        self.sent += count
+        self.bytes += size
+        self.commits += 1
+        if self.sent <= SHOWN_MAX:
+            self.results += map(_document, results)
+
+    def document(self, seconds: float) -> dict[str, Any]:
+        """The result as JSON; `results` is null when there are too many or they were not looked at."""
+        return {
+            "topic": self.topic,
+            "sent": self.sent,
+            "bytes": self.bytes,
+            "commits": self.commits,
+            "seconds": round(seconds, 3),
+            "results": self.results if len(self.results) == self.sent else None,
+        }
+
+
+def send(
+    ctx: typer.Context,
+    *,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to; created with 4 queues if new.")],
+    body: Annotated[str | None, typer.Option("--body", help="Send one message with this body.")] = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Send so many made-up messages.")] = None,
+    size: Annotated[int, typer.Option("--size", min=1, max=4 << 20, help="Body bytes with --count.")] = 100,
+    tags: Annotated[str | None, typer.Option("--tags", help="The messages' tag.")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--keys", help="A key, may be repeated; with --count a prefix to numbers.")
+    ] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
+    ] = None,
+    sharding_key: Annotated[
+        str | None, typer.Option("--sharding-key", help="Messages with the same one share a queue.")
+    ] = None,
+    queue: Annotated[int | None, typer.Option("--queue", min=0, help="Send to exactly this queue.")] = None,
+    line_format: Annotated[
+        LineFormat, typer.Option("--format", help="How lines of standard input are read.")
+    ] = LineFormat.AUTO,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Messages a commit.")] = None,
+    flush: Annotated[Flush | None, typer.Option("--flush", help="When a message counts as sent.")] = None,
+    no_create: Annotated[bool, typer.Option("--no-create", help="Fail if the topic does not exist.")] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Send one message (--body), lines of standard input, or made-up load (--count).
+
+    A line is a body, or a JSON object with "body" (or "bodyBase64") and, if wanted, "tags", "keys", "properties",
+    "shardingKey" and "queueId". Each --batch of messages is one commit, sent when it is full.
+    """
+    given = common(ctx, store, json, conf)
+    if body is not None and count is not None:
+        raise InvalidRequestError("give either --body or --count")
+    defaults = Defaults(
+        topic=topic,
+        tags=None if tags is None else checked_text(tags, "--tags"),
+        keys=[checked_text(key, "--keys") for key in keys or ()],
+        properties=dict(map(split_property, properties or ())),
+        sharding_key=None if sharding_key is None else checked_text(sharding_key, "--sharding-key"),
+        queue_id=queue,
+    )
+    started = time.monotonic()
+    with given.open(read_only=False, flush=flush) as opened, given.out.progress("sending", "messages") as advance:
+        work = Sending(opened, defaults, no_create, advance, Tally(topic))
+        try:
+            if body is not None:
+                # Arguments that are not UTF-8 arrive escaped; this gives their bytes back.
+                work.one(os.fsencode(body))
+            elif count is not None:
+                work.load(count, size, batch or LOAD_BATCH)
+            else:
+                work.lines(_stdin(given.out), line_format, batch or LINES_BATCH)
+            opened.flush()
+        except RmqError as error:
+            if body is None:
+                error.context.setdefault("sent_before", work.tally.sent)
+            raise
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(f"{work.tally.sent} messages were sent before") from error
+    _show(given.out, work.tally, time.monotonic() - started, single=body is not None)
+
+
+@dataclass(slots=True)
+class Sending:
+    """The three ways of sending; what landed is in `tally`, also when one of them fails."""
+
+    store: Store
+    defaults: Defaults
+    no_create: bool
+    advance: Advance
+    tally: Tally
+
+    def one(self, body: bytes) -> None:
+        """Send one message."""
+        message = self.defaults.message(body)
+        self.tally.add(1, len(body), [self._producer().send(message)])
+
+    def lines(self, lines: Iterator[bytes], line_format: LineFormat, batch: int) -> None:
+        """Send each `batch` of messages as one commit, after all of its lines were found good."""
+        producer = self._producer()
+        messages = read_messages(lines, line_format, self.defaults)
+        while part := list(islice(messages, batch)):
+            wanted = [message for _, message in part]
+            try:
+                results = producer.send_batch(wanted)
+            except RmqError as error:
+                error.context.setdefault("lines", f"{part[0][0]}-{part[-1][0]}")
+                raise
+            self.tally.add(len(part), sum(len(message.body) for message in wanted), results)
+            self.advance(self.tally.sent, None)
+
+    def load(self, count: int, size: int, batch: int) -> None:
+        """Make messages up and send them."""
+        from rmq_spark.cli.made_up_load import Load, batches
+        from rmq_spark.client.store import AUTO_CREATE_QUEUES
+        from rmq_spark.model import names
+
+        store, name = self.store, self.defaults.topic
+        load = Load(count=count, size=size, batch=batch, defaults=self.defaults)
+        names.check_sendable(name)
+        topic = store.topic(name) if self.no_create else store.find_topic(name)
+        topic = topic or store.create_topic(name, queues=AUTO_CREATE_QUEUES)
+        for broker, made in batches(load, topic, store.clock):
+            store.log(broker).append(made)
+            self.tally.add(made.num_rows, made.num_rows * size, [])
+            self.advance(self.tally.sent, count)
+
+    def _producer(self) -> Producer:
+        from rmq_spark.client.producer import Producer
+
+        return Producer(self.store, auto_create=not self.no_create)
+
+
+def _stdin(out: Output) -> Iterator[bytes]:
+    if sys.stdin is None:
+        return iter(())
+    if sys.stdin.isatty():
+        out.note("reading messages from the terminal, one a line; end with Ctrl-D")
+    return iter(sys.stdin.buffer)
+
+
+def _show(out: Output, tally: Tally, seconds: float, *, single: bool) -> None:
+    document = tally.document(seconds)
+    if single:
+        out.result(tally.results[0], _line(tally.results[0]))
+        return
+    if document["results"] and not out.json:
+        out.lines(map(_line, tally.results))
+        return
+    rate = tally.sent / seconds if seconds > 0 else 0.0
+    out.result(
+        document,
+        f"sent {tally.sent:,} messages ({tally.bytes:,} bytes) to {tally.topic} "
+        f"in {tally.commits:,} commits and {seconds:.1f} s: {rate:,.0f} messages/s",
+    )
+
+
+def _line(result: dict[str, Any]) -> str:
+    offset = "not in the log yet" if result["queueOffset"] is None else f"offset {result['queueOffset']}"
+    return f"{result['msgId']}  {result['topic']}  {result['brokerName']}  queue {result['queueId']}  {offset}"
+
+
+def _document(result: SendResult) -> dict[str, Any]:
+    """A result under the names that the message's columns have."""
+    return {
+        "msgId": result.msg_id,
+        "topic": result.topic,
+        "brokerName": result.broker,
+        "queueId": result.queue_id,
+        "queueOffset": result.queue_offset,
+        "commitOffset": result.commit_offset,
+        "storeTimestamp": result.store_timestamp_ms,
+    }

@@ -1,0 +1,106 @@
+"""`rmq init` and `rmq topic`: what exists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
+from rmq_spark.cli.output import Table
+
+app = typer.Typer(help="Create, list, show and delete topics.", rich_markup_mode=None)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
+
+
+def init(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None) -> None:
+    """Create an empty store; an existing one is left alone."""
+    given = common(ctx, store, json, conf)
+    with given.create() as made:
+        document = {"uri": made.storage.uri, "format": made.info["format"], "createdAt": made.info["createdAt"]}
+    given.out.result(document, f"created a store at {document['uri']}")
+
+
+@app.callback()
+def topic(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None) -> None:
+    """Create, list, show and delete topics."""
+    common(ctx, store, json, conf)
+
+
+@app.command("create")
+def create(
+    ctx: typer.Context,
+    *,
+    name: NameArgument,
+    queues: Annotated[int, typer.Option("--queues", metavar="N", help="Queues on each broker.")] = 8,
+    broker: Annotated[
+        list[str] | None, typer.Option("--broker", metavar="NAME", help="A broker to put it on; may be repeated.")
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Create a topic; the same again is no error."""
+    from rmq_spark.client.store import DEFAULT_BROKER
+
+    given = common(ctx, store, json, conf)
+    with given.open(read_only=False) as opened:
+        made = opened.create_topic(name, queues=queues, brokers=tuple(broker or (DEFAULT_BROKER,)))
+    document = {"topic": made.name, "queues": dict(made.queues)}
+    given.out.result(document, f"topic {made.name} has {_queues_text(made.queues)}")
+
+
+@app.command("list")
+def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None) -> None:
+    """List all topics."""
+    given = common(ctx, store, json, conf)
+    with given.open(read_only=True) as opened:
+        topics = opened.topics()
+    document = [{"topic": found.name, "queues": dict(found.queues)} for found in topics]
+    rows = [(found.name, sum(found.queues.values()), ", ".join(sorted(found.queues))) for found in topics]
+    given.out.result(document, Table(("TOPIC", "QUEUES", "BROKERS"), rows))
+
+
+@app.command("show")
+def show(
+    ctx: typer.Context,
+    *,
+    name: NameArgument,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Show a topic's queues and the offsets in them; the greatest is exclusive."""
+    given = common(ctx, store, json, conf)
+    queues: list[dict[str, Any]] = []
+    with given.open(read_only=True) as opened:
+        found = opened.topic(name)
+        states = {broker: opened.log(broker).refresh().state.queues for broker in found.queues}
+        for broker, queue in found.message_queues():
+            low, high = states[broker].bounds(name, queue)
+            queues.append({"brokerName": broker, "queueId": queue, "minOffset": low, "maxOffset": high})
+    document = {"topic": name, "messages": sum(q["maxOffset"] - q["minOffset"] for q in queues), "queues": queues}
+    rows = [(q["brokerName"], q["queueId"], q["minOffset"], q["maxOffset"]) for q in queues]
+    given.out.result(document, Table(("BROKER", "QUEUE", "MIN OFFSET", "MAX OFFSET"), rows))
+
+
+@app.command("delete")
+def delete(
+    ctx: typer.Context,
+    *,
+    name: NameArgument,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Delete a topic and hide its messages for good; retention frees their room."""
+    given = common(ctx, store, json, conf)
+    with given.open(read_only=False) as opened:
+        opened.delete_topic(name)
+    given.out.result({"topic": name, "deleted": True}, f"deleted topic {name}")
+
+
+def _queues_text(queues: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} queues on {broker}" for broker, count in sorted(queues.items()))

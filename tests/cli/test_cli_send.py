@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import Run
+
+from rmq_spark import Store
+from rmq_spark.model.java_hash import java_hash
+
+
+@pytest.fixture(autouse=True)
+def topic(run: Run, store: Path) -> None:
+    run("topic", "create", "t", "--queues", "4")
+
+
+def read(run: Run, *args: object) -> list[dict[str, object]]:
+    return run("read", "t", "--json", *args).jsons
+
+
+def test_one_message_with_everything(run: Run) -> None:
+    sent = run(
+        "send", "t", "--body", "hällo", "--tags", "A", "--keys", "k1", "--keys", "k2",
+        "--property", "a=1", "--property", "b=x=y", "--sharding-key", "s", "--json",
+    ).json  # fmt: skip
+    found = read(run)[0]
+    assert found["body"] == "hällo"
+    assert (found["tags"], found["keys"]) == ("A", "k1 k2")
+    assert found["properties"] == {"a": "1", "b": "x=y", "__SHARDINGKEY": "s"}
+    assert found["queueId"] == abs(java_hash("s")) % 4
+    names = ("msgId", "topic", "brokerName", "queueId", "queueOffset", "commitOffset", "storeTimestamp")
+    assert sent == {name: found[name] for name in names}
+
+
+def test_one_message_as_text(run: Run) -> None:
+    ran = run("send", "t", "--body", "x", "--queue", "2")
+    assert ran.out.split()[1:] == ["t", "broker-0", "queue", "2", "offset", "0"]
+
+
+def test_an_argument_that_is_not_utf8_is_sent_byte_for_byte(run: Run) -> None:
+    assert run("send", "t", "--body", "\udcff\udcfe").code == 0
+    assert read(run, "--columns", "body") == [{"bodyBase64": base64.b64encode(b"\xff\xfe").decode()}]
+
+
+def test_lines_are_bodies_and_json_objects_are_messages(run: Run) -> None:
+    lines = [
+        "plain",
+        '{"body": "j1", "tags": "T", "keys": "one", "properties": {"p": "v"}}',
+        '{"bodyBase64": "/w==", "keys": ["a", "b"], "shardingKey": "s", "topic": "t"}',
+        '{"body": "q", "queueId": 3}',
+        '{"no": "body"}',
+        '{"body": "broken"',
+        "",
+        "[1]",
+    ]
+    ran = run("send", "t", "--json", stdin="\n".join(lines) + "\n")
+    assert (ran.json["sent"], ran.json["commits"], len(ran.json["results"])) == (7, 1, 7)
+    bodies = {message.get("body", message.get("bodyBase64")): message for message in read(run)}
+    assert set(bodies) == {"plain", "j1", "/w==", "q", '{"no": "body"}', '{"body": "broken"', "[1]"}
+    assert (bodies["j1"]["tags"], bodies["j1"]["keys"], bodies["j1"]["properties"]) == ("T", "one", {"p": "v"})
+    assert bodies["/w=="]["keys"] == "a b"
+    assert bodies["q"]["queueId"] == 3
+
+
+def test_options_are_defaults_for_lines(run: Run) -> None:
+    stdin = '{"body": "own", "tags": "X", "keys": "k", "properties": {"p": "2"}, "queueId": 1}\nplain\n'
+    run("send", "t", "--tags", "D", "--keys", "d", "--property", "p=1", "--queue", "2", stdin=stdin)
+    own, plain = read(run, "--columns", "body,tags,keys,properties,queueId")
+    assert own == {"body": "own", "tags": "X", "keys": "k", "properties": {"p": "2"}, "queueId": 1}
+    assert plain == {"body": "plain", "tags": "D", "keys": "d", "properties": {"p": "1"}, "queueId": 2}
+
+
+def test_text_format_takes_every_line_as_it_is(run: Run) -> None:
+    raw = b'{"body": "x"}\r\n\xff\xfe\n  \nlast'
+    assert run("send", "t", "--format", "text", "--queue", "0", "--json", stdin=raw).json["sent"] == 4
+    assert [m.get("body", m.get("bodyBase64")) for m in read(run)] == ['{"body": "x"}', "//4=", "  ", "last"]
+
+
+def test_what_read_writes_send_takes(run: Run) -> None:
+    run("send", "t", "--body", "ä\n\u2028", "--tags", "A", "--keys", "k", "--property", "p=ü")
+    run("topic", "create", "copy")
+    names = "body,tags,keys,properties"
+    run("send", "copy", "--format", "json", stdin=run("read", "t", "--json", "--columns", names).out)
+    assert run("read", "copy", "--json", "--columns", names).out == run("read", "t", "--json", "--columns", names).out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("not json", "line 2: not valid JSON"),
+        ('"text"', 'line 2: not a JSON object with "body"'),
+        ('{"tags": "A"}', 'line 2: not a JSON object with "body"'),
+        ('{"body": 1}', "line 2: field must be a text (field='body'"),
+        ('{"body": null}', "line 2: field must be a text (field='body'"),
+        ('{"body": "x", "bodyBase64": "eA=="}', "line 2: give either"),
+        ('{"bodyBase64": "?"}', "line 2: not valid base64"),
+        ('{"body": ""}', "line 2: message body is empty"),
+        ('{"body": "x", "tag": "A"}', "line 2: unknown field; did you mean 'tags'?"),
+        ('{"body": "x", "topic": "other"}', "line 2: message is for another topic"),
+        ('{"body": "x", "tags": "A|B"}', "line 2: a tag is not blank"),
+        ('{"body": "x", "keys": [1]}', "line 2: field must be a text or a list of texts"),
+        ('{"body": "x", "keys": 7}', "line 2: field must be a text or a list of texts"),
+        ('{"body": "x", "properties": {"a": 1}}', "line 2: field must be an object of texts"),
+        ('{"body": "x", "properties": ["a"]}', "line 2: field must be an object of texts"),
+        ('{"body": "x", "properties": {"KEYS": "a"}}', "line 2: property name is reserved"),
+        ('{"body": "x", "queueId": "1"}', "line 2: field must be a whole number"),
+        ('{"body": "x", "queueId": true}', "line 2: field must be a whole number"),
+        ('{"body": "\\ud800"}', "line 2: body is not valid UTF-8"),
+        ('{"body": "x", "tags": "\\ud800"}', "line 2: tags is not valid UTF-8"),
+        ("[" * 100_000, "line 2: not valid JSON"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_of_its_batch_is_sent(run: Run, line: str, said: str) -> None:
+    ran = run("send", "t", "--format", "json", stdin=f'{{"body": "good"}}\n{line}\n{{"body": "good"}}\n')
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert "sent_before=0" in ran.err
+    assert read(run) == []
+
+
+def test_batches_before_a_bad_line_stay_sent(run: Run) -> None:
+    lines = ['{"body": "1"}', '{"body": "2"}', '{"body": "3"}', "bad"]
+    ran = run("send", "t", "--format", "json", "--batch", "2", stdin="\n".join(lines))
+    assert ran.code == 2
+    assert "line 4: not valid JSON" in ran.err
+    assert "sent_before=2" in ran.err
+    assert sorted(str(m["body"]) for m in read(run)) == ["1", "2"]
+
+
+def test_an_error_of_the_store_says_which_lines_and_what_was_sent(run: Run) -> None:
+    ran = run("send", "t", "--batch", "1", stdin='a\n{"body": "b", "queueId": 9}\n')
+    assert ran.code == 2
+    assert "no such queue" in ran.err
+    assert "lines='2-2', sent_before=1" in ran.err
+
+
+def test_a_batch_is_a_commit(run: Run) -> None:
+    lines = "".join(f"m{number}\n" for number in range(250))
+    ran = run("send", "t", "--batch", "100", "--json", stdin=lines).json
+    assert (ran["sent"], ran["commits"], ran["results"]) == (250, 3, None)
+    commits = run("log", "--json", "--broker", "broker-0").jsons
+    assert [entry["messages"] for entry in commits] == [100, 100, 50]
+    assert run("send", "t", stdin=lines).out.startswith("sent 250 messages (890 bytes) to t in 1 commits")
+
+
+def test_few_lines_are_listed_one_by_one(run: Run) -> None:
+    assert len(run("send", "t", stdin="a\nb\n").out.splitlines()) == 2
+
+
+def test_empty_input_sends_nothing(run: Run) -> None:
+    ran = run("send", "t", "--json", stdin="")
+    assert (ran.code, ran.json["sent"], ran.json["commits"], ran.json["results"]) == (0, 0, 0, [])
+    assert run("send", "t", stdin="\n\n").out.startswith("sent 0 messages")
+
+
+@pytest.mark.parametrize("flush", ["sync", "async", "buffered"])
+def test_every_flush_policy_has_the_messages_in_the_log_at_the_end(run: Run, flush: str) -> None:
+    ran = run("send", "t", "--flush", flush, "--json", stdin="a\nb\n")
+    assert ran.code == 0
+    offsets = [result["queueOffset"] for result in ran.json["results"]]
+    assert (None in offsets) == (flush == "buffered")
+    assert len(read(run)) == 2
+    assert run("log", "--json", "--broker", "broker-0").jsons[-1]["flush"] == ("sync" if flush == "sync" else "async")
+    if flush == "buffered":
+        assert "not in the log yet" in run("send", "t", "--body", "x", "--flush", flush).out
+
+
+def test_made_up_load_is_spread_over_the_queues(run: Run, store: Path) -> None:
+    ran = run(
+        "send", "t", "--count", "2500", "--size", "20", "--batch", "1000", "--tags", "L", "--keys", "k-",
+        "--property", "p=v", "--json",
+    ).json  # fmt: skip
+    assert (ran["sent"], ran["bytes"], ran["commits"], ran["results"]) == (2500, 50_000, 3, None)
+    assert [queue["maxOffset"] for queue in run("topic", "show", "t", "--json").json["queues"]] == [625] * 4
+    found = read(run, "--key", "k-2499")
+    assert len(found) == 1
+    assert str(found[0]["body"]).startswith("000000002499")
+    assert len(str(found[0]["body"])) == 20
+    assert (found[0]["tags"], found[0]["properties"]) == ("L", {"p": "v"})
+    messages = read(run)
+    assert len({message["msgId"] for message in messages}) == len({m["body"] for m in messages}) == 2500
+    assert run("verify").code == 0
+
+
+def test_made_up_load_takes_queue_sharding_key_and_brokers(run: Run) -> None:
+    run("topic", "create", "two", "--queues", "2", "--broker", "a", "--broker", "b")
+    run("send", "two", "--count", "40", "--batch", "10", "--size", "1")
+    assert [queue["maxOffset"] for queue in run("topic", "show", "two", "--json").json["queues"]] == [10] * 4
+    run("send", "t", "--count", "5", "--queue", "1")
+    run("send", "t", "--count", "6", "--sharding-key", "s")
+    counts = {m["queueId"]: 0 for m in read(run)}
+    for message in read(run):
+        counts[message["queueId"]] += 1
+    assert counts == {1: 5, abs(java_hash("s")) % 4: 6} or counts == {1: 11}
+
+
+def test_unknown_topics_are_created_unless_told_not_to(run: Run) -> None:
+    for args in (("--body", "x"), ("--count", "3")):
+        ran = run("send", "new", *args, "--no-create")
+        assert (ran.code, ran.out) == (3, "")
+        assert "no such topic" in ran.err
+    assert run("send", "new", "--body", "x").code == 0
+    assert run("send", "newer", "--count", "3").code == 0
+    assert {topic["topic"]: topic["queues"] for topic in run("topic", "list", "--json").json} == {
+        "new": {"broker-0": 4}, "newer": {"broker-0": 4}, "t": {"broker-0": 4},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("t", "--body", "x", "--count", "2"), "either --body or --count"),
+        (("t", "--body", ""), "body is empty"),
+        (("t", "--body", "x", "--property", "novalue"), "--property takes NAME=VALUE"),
+        (("t", "--body", "x", "--property", "KEYS=v"), "reserved"),
+        (("t", "--body", "x", "--tags", "A||B"), "a tag is not blank"),
+        (("t", "--body", "x", "--tags", "\udcff"), "--tags is not valid UTF-8"),
+        (("t", "--body", "x", "--queue", "4"), "no such queue"),
+        (("t", "--body", "x", "--queue", "-1"), "--queue"),
+        (("t", "--body", "x", "--flush", "never"), "'never' is not one of"),
+        (("t", "--count", "0"), "--count"),
+        (("t", "--count", "1", "--queue", "4"), "no such queue"),
+        (("t", "--count", "1", "--size", "0"), "--size"),
+        (("t", "--count", "1", "--tags", " "), "a tag is not blank"),
+        (("t", "--count", "1", "--keys", "a", "--keys", "b"), "--keys is one prefix"),
+        (("rmq_sys_topic_config", "--body", "x"), "reserved for the engine"),
+        (("rmq_sys_topic_config", "--count", "1"), "reserved for the engine"),
+        (("bad topic", "--body", "x"), "illegal character"),
+        ((), "missing argument 'TOPIC'"),
+    ],
+)
+def test_bad_arguments_send_nothing(run: Run, args: tuple[str, ...], said: str) -> None:
+    ran = run("send", *args)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert read(run) == []
+
+
+def test_an_interrupt_says_what_was_sent(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Store.flush
+
+    def interrupted(self: Store) -> None:
+        real(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "flush", interrupted)
+    ran = run("send", "t", stdin="a\nb\n")
+    assert (ran.code, ran.out, ran.err) == (130, "", "rmq: interrupted; 2 messages were sent before\n")
+
+
+def test_json_lines_may_hold_any_unicode(run: Run) -> None:
+    body = "".join(map(chr, [*range(1, 0x250), 0x2028, 0x1F600]))
+    run("send", "t", stdin=json.dumps({"body": body}) + "\n")
+    assert read(run, "--columns", "body") == [{"body": body}]
