@@ -50,6 +50,7 @@ Expect = Callable[[LogState], str | None]
 
 DISK_CHECK_NS = 1_000_000_000
 TURN_SECONDS = 0.05
+TRIES_A_TURN = 8
 CONSECUTIVE_WINS = 16
 BUSY_GAP_NS = 2_000_000_000
 
@@ -189,35 +190,44 @@ class Appender:
         deadline = self._clock.elapsed_ns() + self._settings.append_timeout_ms * 1_000_000
         losses = 0
         while True:
-            if attempt.landed:
-                self._secure(attempt)
-                return attempt.result()
-            if attempt.forgotten:
-                raise OutcomeUnknownError(
-                    "this writer slept so long that the log no longer remembers its last append",
-                    slot=attempt.slot,
-                    stamped_ms=attempt.store_ms,
-                    log_ms=self._view.state.store_ms,
-                )
-            if losses and self._clock.elapsed_ns() > deadline:
-                raise LostRaceError(
-                    "other writers took every slot until the deadline; nothing was written",
-                    attempts=losses,
-                    timeout_ms=self._settings.append_timeout_ms,
-                )
-            state = self._view.state
-            done = self._check(state, expect, app, files)
-            if done:
-                return Landed(rows, -1, state.store_ms, np.full(len(rows.runs.rows), -1), repeated=True)
             with self._view.storage.turn(paths.commitlog(self._view.root), TURN_SECONDS) as held:
-                if held and self._view.storage.exists(paths.commit(self._view.root, state.offset)):
-                    self._view.refresh()  # somebody appended while we waited: do not write in vain
+                for _ in range(TRIES_A_TURN if held else 1):
+                    if self._decided(attempt):
+                        return attempt.result()
+                    if losses and self._clock.elapsed_ns() > deadline:
+                        raise LostRaceError(
+                            "other writers took every slot until the deadline; nothing was written",
+                            attempts=losses,
+                            timeout_ms=self._settings.append_timeout_ms,
+                        )
+                    state = self._view.state
+                    if self._check(state, expect, app, files):
+                        return Landed(rows, -1, state.store_ms, np.full(len(rows.runs.rows), -1), repeated=True)
+                    if held and self._view.storage.exists(paths.commit(self._view.root, state.offset)):
+                        self._view.refresh()  # somebody appended while we waited: do not write in vain
+                        continue
+                    landed = self._try(attempt, app, deadline)
+                    if landed is not None:
+                        break
+                    losses += 1
+                else:
                     continue
-                landed = self._try(attempt, app, deadline)
-            if landed is not None:
-                self._breathe(held, losses)
-                return landed
-            losses += 1
+            self._breathe(held, losses)
+            return landed
+
+    def _decided(self, attempt: Attempt) -> bool:
+        """Whether an earlier try turned out to have landed; raises if nobody can tell any more."""
+        if attempt.landed:
+            self._secure(attempt)
+            return True
+        if attempt.forgotten:
+            raise OutcomeUnknownError(
+                "this writer slept so long that the log no longer remembers its last append",
+                slot=attempt.slot,
+                stamped_ms=attempt.store_ms,
+                log_ms=self._view.state.store_ms,
+            )
+        return False
 
     def _try(self, attempt: Attempt, app: tuple[str, int] | None, deadline: int) -> Landed | None:
         """One attempt at the current end. None: lost, or overtaken; the view is fresh again."""

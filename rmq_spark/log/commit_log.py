@@ -86,8 +86,8 @@ class CommitLog:
         self._view.load()
         self._appender = Appender(self._view, self.settings, self.clock, writer)
         self._group = GroupCommit(self._commit_group, self.settings, self.clock)
-        self._unclear: dict[int, tuple[MessageBatch, Attempt, int]] = {}
-        """Batches whose append ended unclear, the shared attempt, and where their rows begin in it."""
+        self._unclear: dict[object, tuple[Request, Attempt]] = {}
+        """Appends that ended unclear: the request as it was, and the attempt that it shares with its group."""
         self._flusher: Periodic | None = None
         self._unflushed: list[str] = []
         self._buffer: list[MessageBatch] = []
@@ -206,9 +206,9 @@ class CommitLog:
             raise ReadOnlyError("the log was opened for reading only", root=self.root)
 
     def _submit(self, request: Request) -> AppendResult:
-        unclear = self._unclear.pop(id(request.batch), None) if self._unclear else None
+        unclear = self._unclear.pop(request.key, None) if self._unclear else None
         if unclear is not None:
-            request.again, request.first_row = unclear[1:]
+            request.again, request.first_row = unclear[1], unclear[0].first_row
         self._group.submit(request)
         if request.error is not None:
             raise request.error
@@ -256,7 +256,7 @@ class CommitLog:
         plain = OutcomeUnknownError(error.args[0], **error.context)
         for request in group:
             request.error = plain
-            self._unclear[id(request.batch)] = (request.batch, error.attempt, request.first_row)
+            self._unclear[request.key] = (request, error.attempt)
         while len(self._unclear) > 1024:
             self._unclear.pop(next(iter(self._unclear)))
 

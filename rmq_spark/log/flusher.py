@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+RETRY_SECONDS = 0.5
+"""Pause after a failure in the background."""
+
 
 class Periodic:
     """Calls `work` every `seconds` while there is something to do, and once more when closed.
@@ -49,10 +52,14 @@ class Periodic:
             if self._closed:
                 return
             self._stop.wait(self._seconds)  # `close` does not wait for the period
-            self._attempt()
+            if not self._attempt():
+                self._stop.wait(RETRY_SECONDS)
+                self._wake.set()  # what failed is still to do
 
-    def _attempt(self) -> None:
+    def _attempt(self) -> bool:
         try:
             self._work()
         except BaseException as error:  # noqa: BLE001 - handed to the caller by `check`
             self._error = error
+            return False
+        return True

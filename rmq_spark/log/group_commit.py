@@ -42,6 +42,11 @@ class Request:
         return bool(self.expect or self.app or self.files or self.again)
 
     @property
+    def key(self) -> object:
+        """What tells that a caller appends the same thing again: the batch object, or the files' names."""
+        return tuple(file.name for file in self.files) if self.files else id(self.batch)
+
+    @property
     def done(self) -> bool:
         """Whether its outcome is known."""
         return self.landed is not None or self.error is not None
@@ -69,18 +74,37 @@ class GroupCommit:
             self._leading = True
             if not lead and len(self._queue) >= self._expected:
                 self._arrived.notify()
-        if not lead:
-            request.ready.wait()
-            if request.done:
-                return
-        self._lead()
+        try:
+            if not lead:
+                request.ready.wait()
+                if request.done:
+                    return
+            with self._lock:
+                group = self._gather()
+        except BaseException:
+            self._abandon(request)  # an interrupt must not leave the others without a leader
+            raise
+        self._lead(group)
 
-    def _lead(self) -> None:
+    def _abandon(self, request: Request) -> None:
+        """Take an interrupted request out of the queue; if it was to lead, the next one does."""
         with self._lock:
-            if len(self._queue) < self._expected:
-                wait = min(self._settings.linger_ms / 1000, 0.5 * self._commit_seconds)
-                self._arrived.wait_for(lambda: len(self._queue) >= self._expected, wait)
-            group = self._take()
+            if request not in self._queue:
+                return  # another leader has taken it: it is being committed
+            led = self._queue[0] is request
+            self._queue.remove(request)
+            if led and self._queue:
+                self._queue[0].ready.set()
+            elif led:
+                self._leading = False
+
+    def _gather(self) -> list[Request]:
+        if len(self._queue) < self._expected:
+            wait = min(self._settings.linger_ms / 1000, 0.5 * self._commit_seconds)
+            self._arrived.wait_for(lambda: len(self._queue) >= self._expected, wait)
+        return self._take()
+
+    def _lead(self, group: list[Request]) -> None:
         started = self._clock.elapsed_ns()
         try:
             self._commit(group)

@@ -6,6 +6,7 @@ longer be read), and goes on behind it. Warnings are things that cost nothing: l
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -169,11 +170,12 @@ class _Verifier:
 
     def _check_chain(self, mark: Mark, state: LogState, names: list[str]) -> None:
         """Walk the commits from the floor; behind damage, go on at the next file there is."""
-        numbers = [number for name in names if (number := paths.number_of(name)) is not None]
+        numbers = sorted(number for name in names if (number := paths.number_of(name)) is not None)
         intact = True
         while True:
             path = paths.commit(self._root, state.offset)
-            later = [number for number in numbers if number > state.offset]
+            index = bisect_right(numbers, state.offset)
+            later = numbers[index : index + 1]
             try:
                 meta = self._whole(path)
                 if not intact:

@@ -268,6 +268,8 @@ class HdfsStorage:
         if found is Found.ABSENT:
             try:
                 if self._client.delete(temp):
+                    if isinstance(error, FileExistsError):  # taken when we tried, and deleted since
+                        raise exists_error(path) from error
                     raise translate(error, path) from error
             except (OSError, RuntimeError) as failed:
                 raise _unknown(path, error) from failed

@@ -194,7 +194,8 @@ class LocalStorage(LocalReader):
                 path=path,
                 reason=error.strerror,
             ) from unreadable
-        if found is Found.OTHER:
+        if found is Found.OTHER or (found is Found.ABSENT and error.errno == errno.EEXIST):
+            # Taken when we tried, even if it was deleted since: somebody else's, and not a fault of the storage.
             raise exists_error(path) from error
         if found is Found.ABSENT:
             raise translate(error, path) from error

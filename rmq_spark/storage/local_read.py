@@ -30,7 +30,7 @@ _BAD_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
 _MISPLACED: Final = frozenset({errno.ENOTDIR, errno.EISDIR})
 
 _FIRST_PAUSE_S: Final = 0.0005
-_LONGEST_PAUSE_S: Final = 0.008
+_LONGEST_PAUSE_S: Final = 0.002
 
 
 def translate(error: OSError, path: str) -> RmqError:
