@@ -72,6 +72,8 @@ class Landed:
     @cached_property
     def queue_offsets(self) -> I64:
         """Queue offset of each row, in the order the rows were given."""
+        if self.rows.rows == 1:
+            return self.bases
         return self._as_given(queue_offsets(self.rows.runs, self.bases))
 
     @cached_property

@@ -5,8 +5,9 @@ Sans-io: values to bytes and back, no storage and no clock. docs/format.md is th
 Three metadata entries:
 - `rmq.doc`: a JSON document (kind, offsets, run index, block table, writer …); arrays are packed, not JSON;
 - `rmq.digest`: blake2b-128 of that text; the next commit names it, which makes the chain;
-- `rmq.file`: CRC-32 of the file with this number's eight digits taken as zeros. An IPC file has its schema twice (head
-  and footer), so the digits stand twice.
+- `rmq.file`: CRC-32 of the file with this number's eight digits taken as zeros.
+An IPC file has its schema twice. The one at the head is bare and the same in every file of a kind; the metadata stands
+in the footer's only, so what depends on a commit's place in the log is the last thing in its file.
 
 Rows lie in blocks (IPC record batches). A file whose rows are a few kilobytes is one block, always read and
 check-summed as a whole. A larger one has a block table: where each column lies in each block, so that a reader of two
@@ -63,6 +64,9 @@ SCHEMAS: Final = {
     "snapshot": SNAPSHOT_SCHEMA,
 }
 """Columns by kind of file; a file with any other columns is foreign or damaged."""
+
+_HEADS: Final = {kind: ipc_file.HEAD + schema.serialize().to_pybytes() for kind, schema in SCHEMAS.items()}
+"""How every file of a kind begins: the magic and the bare schema."""
 
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 _CRC_MARK: Final = b"\x02crc32:"  # a control character: JSON escapes it, so the document cannot hold it
@@ -148,25 +152,21 @@ def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
     schema = SCHEMAS[blocks.kind].with_metadata(
         {"rmq.doc": text, "rmq.digest": digest, "rmq.file": _CRC_MARK + _CRC_ZEROS}
     )
-    head = schema.serialize()
-    at = len(ipc_file.HEAD) + head.size
+    head = _HEADS[blocks.kind]
+    at = len(head)
     places = []
     for message in blocks.messages:
         body = _body_at(memoryview(message))
         places.append((at, body, message.size - body))
         at += message.size
-    tail = ipc_file.END_OF_STREAM + ipc_file.frame(ipc_file.footer(head, places))
-    head_bytes = ipc_file.HEAD + head.to_pybytes()
-    crc = zlib.crc32(head_bytes)
+    tail = ipc_file.END_OF_STREAM + ipc_file.frame(ipc_file.footer(schema.serialize(), places))
+    crc = zlib.crc32(head)
     if blocks.table is None:
         for message in blocks.messages:
             crc = zlib.crc32(message, crc)
-    digits = b"%08x" % zlib.crc32(tail, crc)
-    pieces: list[memoryview | bytes] = [
-        _stamp(head_bytes, head_bytes.find(_CRC_MARK), digits),
-        *(memoryview(message) for message in blocks.messages),
-        _stamp(tail, tail.rfind(_CRC_MARK), digits),
-    ]
+    digits_at = tail.rfind(_CRC_MARK) + len(_CRC_MARK)
+    tail = tail[:digits_at] + b"%08x" % zlib.crc32(tail, crc) + tail[digits_at + 8 :]
+    pieces: list[memoryview | bytes] = [head, *(memoryview(message) for message in blocks.messages), tail]
     return Encoded(pieces, digest, at + len(tail))
 
 
@@ -191,11 +191,6 @@ def _column_ends(batch: pa.RecordBatch, message: pa.Buffer, body: int) -> list[i
         ends.append(end)
     ends[-1] = message.size - body
     return ends
-
-
-def _stamp(data: bytes, mark: int, digits: bytes) -> bytes:
-    at = mark + len(_CRC_MARK)
-    return data[:at] + digits + data[at + 8 :]
 
 
 # ---------------------------------------------------------------- decoding
@@ -355,15 +350,11 @@ def _check_outside(meta: FileMeta, data: bytes) -> None:
         begin = int(meta.block_starts[0]) if len(meta.block_starts) else end
     if not 16 <= begin <= end <= len(data):
         raise meta.corrupt("block table does not fit the file")
-    parts, digits = [], []
-    for part, last in ((bytes(view[:begin]), False), (bytes(view[end:]), True)):
-        at = (part.rfind(_CRC_MARK) if last else part.find(_CRC_MARK)) + len(_CRC_MARK)
-        if at < len(_CRC_MARK):
-            raise meta.corrupt("the file check-sum's mark is missing")
-        digits.append(part[at : at + 8])
-        parts.append(part[:at] + _CRC_ZEROS + part[at + 8 :])
-    expected = b"%08x" % zlib.crc32(parts[1], zlib.crc32(parts[0]))
-    if digits != [expected, expected] or data[:6] != ipc_file.MAGIC:
+    at = data.rfind(_CRC_MARK) + len(_CRC_MARK)
+    if at < end:
+        raise meta.corrupt("the file check-sum's mark is missing")
+    crc = zlib.crc32(_CRC_ZEROS, zlib.crc32(view[end:at], zlib.crc32(view[:begin])))
+    if data[at : at + 8] != b"%08x" % zlib.crc32(view[at + 8 :], crc):
         raise meta.corrupt("file check-sum is wrong", size=len(data))
 
 

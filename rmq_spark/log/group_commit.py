@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rmq_spark.clock import Clock
 from rmq_spark.log.append import Attempt, Expect, Landed
@@ -34,7 +34,8 @@ class Request:
     """Where its rows begin in the merged commit."""
     landed: Landed | None = None
     error: BaseException | None = None
-    ready: threading.Event = field(default_factory=threading.Event)
+    ready: threading.Event | None = None
+    """Set when it is done or has to lead; only those that wait have one."""
 
     @property
     def alone(self) -> bool:
@@ -45,6 +46,11 @@ class Request:
     def key(self) -> object:
         """What tells that a caller appends the same thing again: the batch object, or the files' names."""
         return tuple(file.name for file in self.files) if self.files else id(self.batch)
+
+    def wake(self) -> None:
+        """Let its caller go on."""
+        if self.ready is not None:
+            self.ready.set()
 
     @property
     def done(self) -> bool:
@@ -72,10 +78,12 @@ class GroupCommit:
             self._queue.append(request)
             lead = not self._leading
             self._leading = True
+            if not lead:
+                request.ready = threading.Event()
             if not lead and len(self._queue) >= self._expected:
                 self._arrived.notify()
         try:
-            if not lead:
+            if request.ready is not None:
                 request.ready.wait()
                 if request.done:
                     return
@@ -94,7 +102,7 @@ class GroupCommit:
             led = self._queue[0] is request
             self._queue.remove(request)
             if led and self._queue:
-                self._queue[0].ready.set()
+                self._queue[0].wake()
             elif led:
                 self._leading = False
 
@@ -118,11 +126,11 @@ class GroupCommit:
             with self._lock:
                 self._expected = len(group) + len(self._queue)
                 if self._queue:
-                    self._queue[0].ready.set()  # the next leader; it stays in the queue until it takes itself
+                    self._queue[0].wake()  # the next leader; it stays in the queue until it takes itself
                 else:
                     self._leading = False
             for request in group:
-                request.ready.set()
+                request.wake()
 
     def _take(self) -> list[Request]:
         group = [self._queue.popleft()]

@@ -249,6 +249,8 @@ def _stable_order(group: I64) -> I64:
 
 
 def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
+    if _is_constant(column):
+        return [column[0].as_py()], np.zeros(len(column), np.int32)
     encoded = column.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     codes = encoded.indices.to_numpy(zero_copy_only=False)
@@ -258,13 +260,30 @@ def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
     return [values[index] for index in order], rank[codes]
 
 
+def _is_constant(column: pa.StringArray) -> bool:
+    """Whether all values are the same; several times quicker than a dictionary, and most batches have one topic."""
+    if column.null_count:
+        return False
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    width = int(offsets[1] - offsets[0])
+    if not width or int(offsets[-1] - offsets[0]) != width * len(column) or np.any(np.diff(offsets) != width):
+        return False
+    data = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    return bool((data[width:] == data[:-width]).all())  # each value equals the one before it
+
+
 def _tag_codes(tags: pa.StringArray, rows: I32) -> tuple[I32, I32]:
     """Distinct tag codes per run, as (count per run, codes concatenated)."""
-    encoded = pc.fill_null(tags, "").dictionary_encode()
-    hashes = java_hash.java_hashes(encoded.dictionary)
+    encoded = (pc.fill_null(tags, "") if tags.null_count else tags).dictionary_encode()
+    if len(encoded.dictionary) <= TAGS_PER_RUN_MAX:
+        hashes = np.array([java_hash.java_hash(tag) for tag in encoded.dictionary.to_pylist()], np.int32)
+    else:
+        hashes = java_hash.java_hashes(encoded.dictionary)
     runs, kinds = len(rows), len(hashes)
     if kinds == 1:
         return np.ones(runs, np.int32), np.full(runs, hashes[0], np.int32)
+    if runs == 1 and kinds <= TAGS_PER_RUN_MAX:
+        return np.array([kinds], np.int32), hashes
     run_of_row = np.repeat(np.arange(runs, dtype=np.int64), rows)
     cell = run_of_row * kinds + encoded.indices.to_numpy(zero_copy_only=False)
     if runs * kinds <= 16 * len(cell):

@@ -29,7 +29,7 @@ from rmq_spark.log.file_format import pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.marks import Mark, SegmentRef, newest_mark, write_mark
 from rmq_spark.log.message_batch import sort_into_runs
-from rmq_spark.log.rows import cut, describe
+from rmq_spark.log.rows import RUN_BLOCKS, cut, describe
 from rmq_spark.log.snapshot import pack_state
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
@@ -166,7 +166,8 @@ def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk, state: LogState
     table = _read_rows(log, view, chunk)
     batch, runs, _ = sort_into_runs(table)
     bases = _bases(batch, runs.first_rows())
-    batches = cut(batch, runs.rows, log.settings.block_bytes)
+    # A run of a segment is long: blocks within it are kept to the aim, so that times and offsets prune well.
+    batches = cut(batch, runs.rows, max(1, log.settings.block_bytes // RUN_BLOCKS))
     times = pc.min_max(batch.column("storeTimestamp").cast(pa.int64()))
     state.commits.drop_below(chunk.end)
     state.durable = max(state.durable, chunk.end)

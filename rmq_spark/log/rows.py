@@ -7,6 +7,8 @@ Spark tasks write long before their commit, are the same thing with a file of th
 from __future__ import annotations
 
 import binascii
+import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,9 +28,12 @@ from rmq_spark.storage.base import Storage
 
 I64 = npt.NDArray[np.int64]
 
+RUN_BLOCKS: Final = 8
+"""A block within one run may be so many times larger than the aim, which is for blocks of several runs."""
 FEW_ROWS: Final = 128
 """Up to so many messages that came as Python values are sorted and described in plain Python."""
 
+_ID_BYTES: Final = 32
 _MSG_ID: Final = schema.ROWS.get_field_index("msgId")
 _KEYS: Final = schema.ROWS.get_field_index("keys")
 
@@ -88,8 +93,27 @@ def _prepare_few(given: list[Row], block_bytes: int, kind: str) -> PreparedRows:
 
 def describe(batch: pa.RecordBatch, runs: Runs) -> dict[str, Any]:
     """Run index, tag codes, key bloom and id range, as they stand in the metadata document."""
-    ids = pc.min_max(batch.column("msgId"))
-    return _described(runs, bloom.build(batch.column("keys")), ids["min"].as_py(), ids["max"].as_py())
+    return _described(runs, bloom.build(batch.column("keys")), *_id_range(batch.column("msgId")))
+
+
+def _id_range(ids: pa.StringArray) -> tuple[str, str]:
+    """Least and greatest id."""
+    offsets = np.frombuffer(ids.buffers()[1], np.int32)[ids.offset : ids.offset + len(ids) + 1]
+    low, high = int(offsets[0]), int(offsets[-1])
+    if high - low != _ID_BYTES * len(ids) or np.any(np.diff(offsets) != _ID_BYTES):
+        found = pc.min_max(ids)
+        return found["min"].as_py(), found["max"].as_py()
+    # RocketMQ's ids are 32 digits: four big-endian words compare like the text, in a fraction of the time.
+    words = np.frombuffer(ids.buffers()[2], np.uint8)[low:high].view(np.uint64).reshape(len(ids), -1)
+    least = greatest = np.arange(len(ids))
+    for word in range(words.shape[1]):
+        column = words[:, word]
+        if (column == column[0]).all():
+            continue  # the words of one producer differ in the last two only
+        column = column.byteswap() if sys.byteorder == "little" else column
+        least = least[column[least] == column[least].min()]
+        greatest = greatest[column[greatest] == column[greatest].max()]
+    return ids[int(least[0])].as_py(), ids[int(greatest[0])].as_py()
 
 
 def _described(runs: Runs, keys: bytes, least_id: str, greatest_id: str) -> dict[str, Any]:
@@ -114,15 +138,18 @@ def cut(batch: pa.RecordBatch, run_rows: npt.NDArray[np.int32], block_bytes: int
     body = batch.column("body")
     offsets = np.frombuffer(body.buffers()[1], np.int32)[body.offset : body.offset + count + 1]
     spare = max(1, (batch.nbytes - int(offsets[-1] - offsets[0])) // count)
-    weight = (offsets - offsets[0]).astype(np.int64) + spare * np.arange(count + 1)
+
+    def weight(row: int) -> int:
+        return int(offsets[row]) + int(spare) * row
+
     ends = np.cumsum(run_rows)
     blocks = []
     at = 0
     while at < count:
-        aim = int(np.searchsorted(weight, weight[at] + block_bytes))
+        aim = bisect_left(range(count), weight(at) + block_bytes, lo=at, key=weight)
         end = int(ends[min(int(np.searchsorted(ends, aim)), len(ends) - 1)])
-        if weight[end] - weight[at] > 4 * block_bytes:
-            end = aim
+        if weight(end) - weight(at) > RUN_BLOCKS * block_bytes:
+            end = bisect_left(range(count), weight(at) + RUN_BLOCKS * block_bytes, lo=at, key=weight)
         end = min(max(end, at + 1), count)
         blocks.append(batch.slice(at, end - at))
         at = end

@@ -87,7 +87,7 @@ class Simulation:
         self.history = History()
         rng = self.world.rng
         self.settings = LogSettings(
-            append_timeout_ms=rng.choice([200, 2_000, 20_000]),
+            append_timeout_ms=rng.choice([1, 200, 20_000]),
             snapshot_every_commits=rng.choice([2, 5, 1000]),
             segment_bytes=rng.choice([1, 12_000, 60_000, 10_000_000]),
             delete_grace_ms=0,

@@ -204,7 +204,7 @@ def test_settings_of_the_conf_file_are_used_and_options_go_before_them(run: Run,
     [
         ("retention = 5", "unknown setting; did you mean 'retention_ms'?"),
         ("retention_ms = 'long'", "setting has a bad value"),
-        ("retention_ms = -1", "must not be negative"),
+        ("retention_ms = -1", "setting must be at least 0"),
         ("retention_ms = [1]", "setting must be a number or a text"),
         ("retention_ms = true", "setting must be a number or a text"),
         ("[retention_ms]\nx = 1", "setting must be a number or a text"),

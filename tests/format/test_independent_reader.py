@@ -43,11 +43,10 @@ def document(data: bytes) -> dict[str, Any]:
     if "blocks" in doc:
         begin -= sum(size for _, _, size, _ in block_rows(doc, len(pa.ipc.open_file(data).schema)))
     mark = b"\x02crc32:"
-    first, second = data.index(mark, 0, begin) + len(mark), data.rindex(mark, end) + len(mark)
+    at = data.rindex(mark, end) + len(mark)
     zeroed = bytearray(data)
-    zeroed[first : first + 8] = zeroed[second : second + 8] = b"0" * 8
-    digits = b"%08x" % zlib.crc32(zeroed[end:], zlib.crc32(zeroed[:begin]))
-    assert data[first : first + 8] == data[second : second + 8] == digits
+    zeroed[at : at + 8] = b"0" * 8
+    assert data[at : at + 8] == b"%08x" % zlib.crc32(zeroed[end:], zlib.crc32(zeroed[:begin]))
     return doc
 
 
@@ -71,18 +70,17 @@ def unpack(text: str, kind: str) -> list[int]:
 
 def key_hash(key: str) -> int:
     data = key.encode()
-    value = (len(data) * 0x9E3779B97F4A7C15 + 0xBF58476D1CE4E5B9) & MASK
-    for at in range(0, len(data), 8):
-        (word,) = struct.unpack("<Q", data[at : at + 8].ljust(8, b"\0"))
-        value ^= (word * 0x9E3779B97F4A7C15) & MASK
-        value = ((value ^ (value >> 29)) * 0xBF58476D1CE4E5B9) & MASK
-        value ^= value >> 32
-    return value
+    first = int.from_bytes(data[:8].ljust(8, b"\0"), "little")
+    last = int.from_bytes(data[-8:].ljust(8, b"\0"), "little")
+    value = first ^ ((len(data) * 0x9E3779B97F4A7C15) & MASK)
+    value = ((value ^ (value >> 29)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 32) ^ last) * 0x9E3779B97F4A7C15) & MASK
+    return value ^ (value >> 29)
 
 
 def in_bloom(bloom: bytes, key: str) -> bool:
     value, bits = key_hash(key), 8 * len(bloom)
-    places = [((value & 0xFFFFFFFF) + index * (value >> 32 | 1)) % bits for index in range(6)]
+    places = [((value & 0xFFFFFFFF) + index * (value >> 32 | 1)) % bits for index in range(4)]
     return all(bloom[place // 8] >> (place % 8) & 1 for place in places)
 
 

@@ -21,7 +21,7 @@ from rmq_spark.storage import paths
 from rmq_spark.storage.memory import MemoryStorage
 
 DOCUMENT_BYTES_MAX = 64 * 1024
-"""What the metadata of 10,000 runs may take; an Arrow file holds it twice (head and footer)."""
+"""What the metadata of 10,000 runs may take; it stands in the footer, once."""
 
 QUEUES = 100
 """Queues of each topic."""
