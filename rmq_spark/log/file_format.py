@@ -24,7 +24,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -68,6 +68,11 @@ SCHEMAS: Final = {
 _HEADS: Final = {kind: ipc_file.HEAD + schema.serialize().to_pybytes() for kind, schema in SCHEMAS.items()}
 """How every file of a kind begins: the magic and the bare schema."""
 
+_DOC_STEP: Final = 64
+"""Documents are padded with spaces to a multiple of this."""
+_DOC_CACHED: Final = 4096
+"""Up to this length of the document, the tail of a file with one block is copied from a template."""
+
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 _CRC_MARK: Final = b"\x02crc32:"  # a control character: JSON escapes it, so the document cannot hold it
 _CRC_ZEROS: Final = b"00000000"
@@ -106,7 +111,7 @@ class Blocks:
     """Rows as they go into a file: serialised once, with the table that describes them."""
 
     kind: str
-    messages: list[pa.Buffer]
+    messages: list[pa.Buffer | bytes]
     """Encapsulated IPC messages, one a block."""
     table: str | None
     """The packed block table; None for a file that is small enough to be read as a whole."""
@@ -148,26 +153,52 @@ def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
     if blocks.table is not None:
         full["blocks"] = blocks.table
     text = _JSON.encode(full).encode()
+    text += b" " * (-len(text) % _DOC_STEP)  # so that there are few lengths, and a footer to copy for each
     digest = hashlib.blake2b(text, digest_size=16).hexdigest()
-    schema = SCHEMAS[blocks.kind].with_metadata(
-        {"rmq.doc": text, "rmq.digest": digest, "rmq.file": _CRC_MARK + _CRC_ZEROS}
-    )
     head = _HEADS[blocks.kind]
     at = len(head)
     places = []
     for message in blocks.messages:
+        size = len(memoryview(message))
         body = _body_at(memoryview(message))
-        places.append((at, body, message.size - body))
-        at += message.size
-    tail = ipc_file.END_OF_STREAM + ipc_file.frame(ipc_file.footer(schema.serialize(), places))
+        places.append((at, body, size - body))
+        at += size
+    tail = _tail(blocks.kind, text, digest, places)
     crc = zlib.crc32(head)
     if blocks.table is None:
         for message in blocks.messages:
             crc = zlib.crc32(message, crc)
     digits_at = tail.rfind(_CRC_MARK) + len(_CRC_MARK)
-    tail = tail[:digits_at] + b"%08x" % zlib.crc32(tail, crc) + tail[digits_at + 8 :]
-    pieces: list[memoryview | bytes] = [head, *(memoryview(message) for message in blocks.messages), tail]
+    tail[digits_at : digits_at + 8] = b"%08x" % zlib.crc32(tail, crc)
+    pieces: list[memoryview | bytes] = [head, *(memoryview(message) for message in blocks.messages), bytes(tail)]
     return Encoded(pieces, digest, at + len(tail))
+
+
+def _tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int, int]]) -> bytearray:
+    """What follows the blocks: the end-of-stream mark and the footer, with zeros for the CRC's digits."""
+    if len(places) > 1 or len(text) > _DOC_CACHED:
+        return bytearray(_make_tail(kind, text, digest, places))
+    template, text_at, digest_at, place_at = _tail_template(kind, len(text), len(places))
+    tail = bytearray(template)
+    tail[text_at : text_at + len(text)] = text
+    tail[digest_at : digest_at + 32] = digest.encode()
+    for place in places:
+        ipc_file.BLOCK.pack_into(tail, place_at, *place)
+    return tail
+
+
+@lru_cache(256)
+def _tail_template(kind: str, length: int, blocks: int) -> tuple[bytes, int, int, int]:
+    """A tail with a document of `length` bytes, and where the document, its digest and the block's place go."""
+    text, digest = b"\x03" * length, "\x04" * 32
+    tail = _make_tail(kind, text, digest, [(0, 0, 0)] * blocks)
+    place_at = len(ipc_file.END_OF_STREAM) + ipc_file.BLOCKS_START
+    return tail, tail.index(text), tail.index(digest.encode()), place_at
+
+
+def _make_tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int, int]]) -> bytes:
+    schema = SCHEMAS[kind].with_metadata({"rmq.doc": text, "rmq.digest": digest, "rmq.file": _CRC_MARK + _CRC_ZEROS})
+    return ipc_file.END_OF_STREAM + ipc_file.frame(ipc_file.footer(schema.serialize(), places))
 
 
 def column_sums(block: memoryview, body: int, ends: U32, wanted: Iterable[int]) -> list[int]:

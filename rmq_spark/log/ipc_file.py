@@ -22,13 +22,16 @@ MAGIC: Final = b"ARROW1"
 HEAD: Final = MAGIC + b"\0\0"
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 _METADATA_V5: Final = 4
-_BLOCK: Final = struct.Struct("<qi4xq")  # org.apache.arrow.flatbuf.Block: offset, metaDataLength, padding, bodyLength
+BLOCK: Final = struct.Struct("<qi4xq")  # org.apache.arrow.flatbuf.Block: offset, metaDataLength, padding, bodyLength
 
 # The footer's fixed part, offsets from its start: root offset, table's vtable (five fields), the table itself
 # (its vtable's distance, version, schema, record batches), then the blocks' vector and the embedded schema message.
 _ROOT_AT: Final = 20
 _FIXED: Final = struct.Struct("<I HHHHHHH xx i hxx I I")
 _VERSION_AT, _SCHEMA_AT, _BLOCKS_AT = 4, 8, 12
+_VECTOR_AT: Final = _FIXED.size  # the vector's length; the structs behind it must be 8-aligned, so this is 4 mod 8
+BLOCKS_START: Final = _VECTOR_AT + 4
+"""Where the first block's place stands in a footer."""
 
 
 def schema_table(message: pa.Buffer) -> int:
@@ -42,10 +45,7 @@ def schema_table(message: pa.Buffer) -> int:
 
 def footer(schema_message: pa.Buffer, blocks: Sequence[tuple[int, int, int]]) -> bytes:
     """The footer of a file whose record batches are at `blocks`: (offset, metadata length, body length)."""
-    vector_at = _FIXED.size  # the vector's length; its 24-byte structs must be 8-aligned, so the length is at 4 mod 8
-    if vector_at % 8 != 4:
-        vector_at += 4
-    embedded_at = vector_at + 4 + _BLOCK.size * len(blocks)
+    embedded_at = BLOCKS_START + BLOCK.size * len(blocks)
     schema_at = embedded_at + schema_table(schema_message)
     table = _ROOT_AT
     fixed = _FIXED.pack(
@@ -60,10 +60,10 @@ def footer(schema_message: pa.Buffer, blocks: Sequence[tuple[int, int, int]]) ->
         table - 4,  # from the table back to its vtable, which starts at byte 4
         _METADATA_V5,
         schema_at - (table + _SCHEMA_AT),
-        vector_at - (table + _BLOCKS_AT),
+        _VECTOR_AT - (table + _BLOCKS_AT),
     )
-    parts = [fixed, bytes(vector_at - _FIXED.size), struct.pack("<I", len(blocks))]
-    parts += [_BLOCK.pack(*block) for block in blocks]
+    parts = [fixed, struct.pack("<I", len(blocks))]
+    parts += [BLOCK.pack(*block) for block in blocks]
     parts.append(schema_message.to_pybytes()[8:])
     return b"".join(parts)
 

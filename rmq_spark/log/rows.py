@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import bloom, file_format, schema
+from rmq_spark.log.few_rows import to_message
 from rmq_spark.log.file_format import Blocks, pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.message_batch import MessageBatch, Row, Runs, sort_into_runs, sort_rows, to_record_batch
@@ -83,11 +84,14 @@ def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> Prep
 def _prepare_few(given: list[Row], block_bytes: int, kind: str) -> PreparedRows:
     """The same for a handful of messages: plain Python is quicker than arrays there."""
     rows, runs, order = sort_rows(given)
-    batch = to_record_batch(rows)
     ids = [row[_MSG_ID] for row in rows]
     keys = [key for row in rows if row[_KEYS] for key in row[_KEYS].split(" ") if key]
     doc = _described(runs, bloom.build_few(keys), min(ids), max(ids))
-    blocks = file_format.make_blocks(kind, cut(batch, runs.rows, block_bytes))
+    message = to_message(rows)
+    if len(message) <= file_format.SMALL_BYTES:
+        blocks = Blocks(kind, [message], None, len(rows))
+    else:
+        blocks = file_format.make_blocks(kind, cut(to_record_batch(rows), runs.rows, block_bytes))
     return PreparedRows(blocks, runs, order, doc, [-1], len(rows))
 
 

@@ -35,6 +35,9 @@ from rmq_spark.storage.readback import Found, exists_error, join, look
 
 __all__ = ["TEMP_PREFIX", "FileOps", "LocalStorage"]
 
+MANY_FILES: Final = 8
+"""From so many files on, `sync` flushes the whole file system at once."""
+
 TEMP_PREFIX: Final = ".rmq-tmp-"
 """How the name of an unfinished file starts."""
 
@@ -108,6 +111,9 @@ class LocalStorage(LocalReader):
             self._flush_directory(prefix, path)
 
     def sync(self, paths: Sequence[str]) -> None:
+        # Each fsync of a small new file is a journal commit of its own; one flush of all is a single one.
+        if len(paths) >= MANY_FILES and self._flush_everything():
+            return
         directories: dict[str, str] = {}
         for path in paths:
             full = self._full(path)
@@ -253,6 +259,16 @@ class LocalStorage(LocalReader):
             self._flush_once(full, path, lambda: self._ops.fsync(fd))
         finally:
             self._ops.close(fd)
+
+    def _flush_everything(self) -> bool:
+        flushed = False
+
+        def flush() -> None:
+            nonlocal flushed
+            flushed = self._ops.flush_file_system(self._root)
+
+        self._flush_once(self._root, "", flush)
+        return flushed
 
     def _flush_directory(self, prefix: str, path: str) -> None:
         self._flush_once(prefix, path, lambda: self._ops.fsync_dir(prefix))

@@ -7,12 +7,29 @@ Tests replace it to record the order of the calls (what would a power loss leave
 # ruff: noqa: PTH102, PTH108
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rmq_spark.storage.base import Bytes
+
+
+def _find_syncfs() -> Callable[[int], int] | None:
+    """The system call, where it reports write errors: Linux since 5.8."""
+    if not sys.platform.startswith("linux"):
+        return None
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if release is None or (int(release[1]), int(release[2])) < (5, 8):
+        return None
+    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    return found
+
+
+_SYNCFS: Final = _find_syncfs()
 
 CALL_BYTES_MAX: Final = 256 * 1024
 """What one call writes at the most."""
@@ -57,6 +74,19 @@ class FileOps:
     def mkdir(self, path: str) -> None:
         """Create one directory."""
         os.mkdir(path)
+
+    def flush_file_system(self, path: str) -> bool:
+        """Flush everything on the file system that holds `path`; False where that cannot be done reliably."""
+        if _SYNCFS is None:
+            return False
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _SYNCFS(fd) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
+        finally:
+            os.close(fd)
+        return True
 
     def fsync_dir(self, path: str) -> None:
         """Flush the names in a directory to the medium."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from faulty import BROKER, ROOT, FailingOps, Wrapped, ids, message, open_log
 
-from rmq_spark.clock import ManualClock
+from rmq_spark.clock import ManualClock, SystemClock
 from rmq_spark.errors import (
     ClockSkewError,
     ClosedError,
@@ -28,11 +28,12 @@ from rmq_spark.errors import (
 )
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.group_commit import GroupCommit, Request
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.log.state import LogState
-from rmq_spark.model.settings import Flush
+from rmq_spark.model.settings import Flush, LogSettings
 from rmq_spark.storage import paths
 from rmq_spark.storage.local import LocalStorage
 from rmq_spark.storage.memory import MemoryStorage
@@ -801,3 +802,56 @@ class TestFullAndReadOnly:
             with pytest.raises(StorageFullError):
                 log.append(message("b"))
             assert ids(log) == ["a"]
+
+
+class TestInterruptedCallers:
+    """Ctrl-C in one thread must not leave the others without somebody who commits for them."""
+
+    def test_a_waiting_caller_that_is_interrupted_leaves_the_queue_intact(self) -> None:
+
+        entered, go_on = threading.Event(), threading.Event()
+        groups: list[int] = []
+        active = 0
+
+        def commit(group: list[Request]) -> None:
+            nonlocal active
+            active += 1
+            assert active == 1, "two leaders at once"
+            groups.append(len(group))
+            entered.set()
+            go_on.wait(5)
+            for request in group:
+                request.error = ValueError("done")
+            active -= 1
+
+        commits = GroupCommit(commit, LogSettings(), SystemClock())
+        first = threading.Thread(target=lambda: commits.submit(Request(one_message())))
+        first.start()
+        assert entered.wait(5)
+        interrupted = Request(one_message())
+        others = [threading.Thread(target=lambda: commits.submit(Request(one_message()))) for _ in range(2)]
+
+        def interrupt() -> None:
+            commits.submit(interrupted)
+
+        victim = threading.Thread(target=interrupt)
+        victim.start()
+        while not commits._queue:
+            time.sleep(0.001)
+        for thread in others:
+            thread.start()
+        while len(commits._queue) < 3:
+            time.sleep(0.001)
+        commits._abandon(interrupted)  # what the handler of an interrupt in `submit` does
+        go_on.set()
+        for thread in (first, *others):
+            thread.join(5)
+            assert not thread.is_alive()
+        assert sum(groups) == 3
+        interrupted.error = ValueError("interrupted")
+        interrupted.wake()
+        victim.join(5)
+
+
+def one_message() -> MessageBatch:
+    return MessageBatch.of(topic="t", queue_id=0, msg_id="m", body=b"b", born_timestamp_ms=0)
