@@ -14,7 +14,7 @@ WORKERS ?= 2
 DEMO_STORE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars demo check format test test-slow bench clean
+.PHONY: help setup jars demo check format test test-slow test-s3 bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,10 +31,14 @@ check: $(INSTALLED) ## format, lint, types, architecture and unit tests; under t
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope tests/architecture tests/unit
 
 test: $(INSTALLED) $(FETCHED) ## all tests except the long ones
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 test-slow: $(INSTALLED) $(FETCHED) ## the long simulations and kill runs
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m slow
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
+
+test-s3: $(INSTALLED) ## the storage tests against versitygw, a stricter S3 server; needs Go
+	GOBIN=$(abspath $(VENV))/go CGO_ENABLED=0 go install github.com/versity/versitygw/cmd/versitygw@v1.2.0
+	RMQ_VERSITYGW=$(abspath $(VENV))/go/versitygw $(BIN)/python -m pytest -q tests/storage/test_object_store.py
 
 bench: $(INSTALLED) ## run the benchmarks in benchmarks/ and print their numbers
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done

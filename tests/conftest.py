@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from rmq_spark.testing.servers import S3Server, hdfs_server, s3_server
+from rmq_spark.testing.servers import S3Server, hdfs_server, s3_server, versitygw_server
 
 
 @pytest.fixture(scope="session")
@@ -18,8 +19,9 @@ def hdfs_uri() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
-    """A running S3 server with one bucket."""
-    with s3_server() as server:
+    """A running S3 server with one bucket: moto, or the versitygw binary that RMQ_VERSITYGW names."""
+    binary = os.environ.get("RMQ_VERSITYGW")
+    with versitygw_server(binary) if binary else s3_server() as server:
         yield server
 
 

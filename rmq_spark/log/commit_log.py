@@ -248,6 +248,8 @@ class CommitLog:
                 for request in group:
                     request.error = error
             else:
+                if len(group) > 1:
+                    _ = landed.queue_offsets, landed.commit_offsets  # worked out once, not by every caller that wakes
                 for request in group:
                     request.landed = landed
                 self._after(landed.first)

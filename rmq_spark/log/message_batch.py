@@ -202,8 +202,8 @@ def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | N
     group = topic.astype(np.int64) << 32 | queue
     order = None
     if np.any(group[1:] < group[:-1]):
-        order = _stable_order(group)
-        batch = batch.take(pa.array(order))
+        order = _stable_order(topic, queue, len(topics), group)
+        batch = _permute(batch, order)
         group = group[order]
     starts = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
     rows = np.diff(starts, append=count).astype(np.int32)
@@ -240,12 +240,40 @@ def to_record_batch(rows: list[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(pa.array(rows, _STRUCT))
 
 
-def _stable_order(group: I64) -> I64:
-    distinct, code = np.unique(group, return_inverse=True)
+def _stable_order(topic: I32, queue: I32, topics: int, group: I64) -> I64:
     # numpy sorts 16-bit integers by radix: several times faster than its merge sort of 64-bit ones.
-    key = code.astype(np.uint16) if len(distinct) <= 65_536 else code
+    width = int(queue.max()) + 1
+    key: npt.NDArray[Any]
+    if topics * width <= 65_536:
+        key = (topic * width + queue).astype(np.uint16)
+    else:
+        distinct, code = np.unique(group, return_inverse=True)
+        key = code.astype(np.uint16) if len(distinct) <= 65_536 else code
     order: I64 = np.argsort(key, kind="stable")
     return order
+
+
+def _permute(batch: pa.RecordBatch, order: I64) -> pa.RecordBatch:
+    """The rows in another order; columns with one value only (many are) need no work."""
+    indices = pa.array(order)
+    return pa.RecordBatch.from_arrays(
+        [column if _is_uniform(column) else column.take(indices) for column in batch.columns], schema=batch.schema
+    )
+
+
+def _is_uniform(column: pa.Array) -> bool:
+    if column.null_count:
+        return bool(column.null_count == len(column))
+    if pa.types.is_string(column.type):
+        return _is_constant(column)
+    if pa.types.is_map(column.type):
+        offsets = column.offsets
+        return bool(offsets[0].as_py() == offsets[-1].as_py())  # no row has any entry
+    if pa.types.is_binary(column.type):
+        return False
+    values = np.frombuffer(column.buffers()[1], f"i{column.type.bit_width // 8}")
+    numbers = values[column.offset : column.offset + len(column)]
+    return bool((numbers == numbers[0]).all())
 
 
 def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:

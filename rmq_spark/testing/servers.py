@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -74,6 +75,7 @@ class _Process:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
         assert self._child.stdout is not None
         self._reader = threading.Thread(target=self._drain, args=(self._child.stdout,), daemon=True)
@@ -106,6 +108,11 @@ class _Process:
         """The error to raise when the server did not come up."""
         how = f"ended with code {self._child.returncode}" if self.ended else "did not answer in time"
         return ServerStartError(f"the {self.name} server {how}; its log:\n{''.join(self._lines)}")
+
+    def kill(self) -> None:
+        """End a server that does not watch its input."""
+        self._child.kill()
+        self.stop()
 
     def stop(self) -> None:
         """Close its input, which ends servers that watch it, then make sure that it is gone."""
@@ -166,6 +173,46 @@ def s3_server(bucket: str = "rmq-test") -> Iterator[S3Server]:
         yield S3Server(endpoint=f"http://{address}", bucket=bucket, options=options)
     finally:
         process.stop()
+
+
+@contextlib.contextmanager
+def versitygw_server(binary: str, bucket: str = "rmq-test") -> Iterator[S3Server]:
+    """Run versitygw, an S3 server that checks signatures and conditions, on a directory of its own.
+
+    Raises:
+        ServerStartError: it did not start; the message holds its log.
+    """
+    import boto3
+    import botocore.exceptions
+
+    with tempfile.TemporaryDirectory(prefix="rmq-s3-") as place, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        keys = {"access_key_id": "rmqtestkey", "secret_access_key": "rmqtestsecret"}
+        environment = {"ROOT_ACCESS_KEY": keys["access_key_id"], "ROOT_SECRET_KEY": keys["secret_access_key"]}
+        process = _Process("S3", [binary, "--port", address, "posix", place], environment)
+        client = boto3.client(
+            "s3",
+            endpoint_url=f"http://{address}",
+            region_name="us-east-1",
+            aws_access_key_id=keys["access_key_id"],
+            aws_secret_access_key=keys["secret_access_key"],
+        )
+        try:
+            deadline = time.monotonic() + START_LIMIT_S
+            while True:
+                try:
+                    client.create_bucket(Bucket=bucket)
+                    break
+                except botocore.exceptions.BotoCoreError as error:
+                    if process.ended or time.monotonic() > deadline:
+                        raise process.failure() from error
+                    time.sleep(0.2)
+            options = {"endpoint": f"http://{address}", "region": "us-east-1", "allow_http": "true", **keys}
+            yield S3Server(endpoint=f"http://{address}", bucket=bucket, options=options)
+        finally:
+            process.kill()
 
 
 def create_bucket(address: str, bucket: str) -> None:
