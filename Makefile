@@ -37,7 +37,7 @@ test-slow: $(INSTALLED) $(FETCHED) ## the long simulations and kill runs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
 test-s3: $(INSTALLED) ## the storage tests against versitygw, a stricter S3 server; needs Go
-	GOBIN=$(abspath $(VENV))/go CGO_ENABLED=0 go install github.com/versity/versitygw/cmd/versitygw@v1.2.0
+	GOBIN=$(abspath $(VENV))/go CGO_ENABLED=0 go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 	RMQ_VERSITYGW=$(abspath $(VENV))/go/versitygw $(BIN)/python -m pytest -q tests/storage/test_object_store.py
 
 bench: $(INSTALLED) ## run the benchmarks in benchmarks/ and print their numbers

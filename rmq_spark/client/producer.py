@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rmq_spark.client.compression import compress
 from rmq_spark.client.store import AUTO_CREATE_QUEUES, Store, Topic
-from rmq_spark.errors import InvalidRequestError, NotFoundError
+from rmq_spark.errors import InvalidRequestError, NotFoundError, OutcomeUnknownError
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model import names
 from rmq_spark.model.java_hash import java_hash
@@ -33,6 +33,16 @@ class SendResult:
     store_timestamp_ms: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """Messages that have their queues and ids; a repeated send must not draw new ones."""
+
+    messages: tuple[Message, ...]
+    broker: str
+    placed: list[tuple[str, int]]
+    batch: MessageBatch
+
+
 class Producer:
     """Sends messages to a store. Safe to use from many threads: concurrent sends share commits.
 
@@ -51,6 +61,8 @@ class Producer:
         self._lock = threading.Lock()
         self._routes: dict[str, tuple[int, Topic]] = {}
         self._turns: dict[str, itertools.count[int]] = {}
+        self._unclear: dict[tuple[int, ...], _Prepared] = {}
+        """Sends whose outcome is not known, by the identity of their messages."""
 
     def send(self, message: Message) -> SendResult:
         """Send one message and return where it is.
@@ -65,11 +77,40 @@ class Producer:
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
         """Send messages of any topics as one atomic commit; all of them go to one broker.
 
+        After `OutcomeUnknownError`, sending the same `Message` objects again lands them once.
+
         Raises:
             as `send`.
         """
         if not messages:
             raise InvalidRequestError("a batch needs at least one message")
+        key = tuple(map(id, messages))
+        with self._lock:
+            prepared = self._unclear.pop(key, None)
+        if prepared is None:
+            prepared = self._prepare(messages)
+        try:
+            result = self._store.log(prepared.broker).append(prepared.batch)
+        except OutcomeUnknownError:
+            with self._lock:
+                self._unclear[key] = prepared
+            raise
+        queue_offsets = result.queue_offsets if result.queue_offsets is None else result.queue_offsets.tolist()
+        commits = result.commit_offsets if result.commit_offsets is None else result.commit_offsets.tolist()
+        return [
+            SendResult(
+                msg_id=msg_id,
+                topic=message.topic,
+                broker=prepared.broker,
+                queue_id=queue,
+                queue_offset=queue_offsets[row] if queue_offsets else None,
+                commit_offset=commits[row] if commits else None,
+                store_timestamp_ms=result.store_ms,
+            )
+            for row, (message, (msg_id, queue)) in enumerate(zip(messages, prepared.placed, strict=True))
+        ]
+
+    def _prepare(self, messages: Sequence[Message]) -> _Prepared:
         now = self._store.clock.now_ms()
         drawn = iter(self._ids.draw(len(messages)))
         broker = ""
@@ -95,21 +136,7 @@ class Producer:
                     properties=message.stored_properties().items(),
                 )
             )
-        result = self._store.log(broker).append(MessageBatch.merge(parts))
-        queue_offsets = result.queue_offsets if result.queue_offsets is None else result.queue_offsets.tolist()
-        commits = result.commit_offsets if result.commit_offsets is None else result.commit_offsets.tolist()
-        return [
-            SendResult(
-                msg_id=msg_id,
-                topic=message.topic,
-                broker=broker,
-                queue_id=queue,
-                queue_offset=queue_offsets[row] if queue_offsets else None,
-                commit_offset=commits[row] if commits else None,
-                store_timestamp_ms=result.store_ms,
-            )
-            for row, (message, (msg_id, queue)) in enumerate(zip(messages, placed, strict=True))
-        ]
+        return _Prepared(tuple(messages), broker, placed, MessageBatch.merge(parts))
 
     def _place(self, message: Message, broker: str) -> tuple[str, int]:
         """The broker and queue of a message: explicit queue, sharding key's hash, or the next in turn."""

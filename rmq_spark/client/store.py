@@ -167,16 +167,17 @@ class Store:
             ExistsError: it exists with other queues.
             InvalidRequestError: an illegal name or number.
         """
+
+        def is_absent(state: LogState) -> str | None:
+            return "topic was created meanwhile" if name in state.fold(TopicConfigs).configs else None
+
         names.check_sendable(name)
         wanted = {names.check_broker(broker): names.check_queues(queues) for broker in brokers}
         found = self.find_topic(name)
         if found is None:
             try:
-                self._record(
-                    TopicConfigs.topic,
-                    {"topic": name, "queues": wanted, "perm": 6},
-                    absent=name,
-                )
+                config = {"topic": name, "queues": wanted, "perm": 6}
+                self.nameserver.append(self._state_message(TopicConfigs.topic, config), expect=is_absent)
             except PreconditionFailedError:
                 found = self.find_topic(name)
         if found is not None and dict(found.queues) != wanted:
@@ -186,15 +187,18 @@ class Store:
     def delete_topic(self, name: str) -> None:
         """Delete a topic and hide its messages; retention frees their room.
 
-        A topic created later under the same name goes on with the offsets, as no offset is ever used twice.
+        A topic created later under the same name goes on with the offsets, as no offset is ever used twice. If it
+        fails, delete again. Messages that are sent while it runs may outlive it.
 
         Raises:
             NotFoundError: there is no such topic.
         """
         topic = self.topic(name)
-        self._record(TopicConfigs.topic, {"topic": name, "deleted": True})
+        gone = self._state_message(TopicConfigs.topic, {"topic": name, "deleted": True})
         for broker in topic.queues:
-            self._record(Truncations.topic, {"topic": name}, log=self.log(broker))
+            self.log(broker).append(self._state_message(Truncations.topic, {"topic": name}))
+        # The topic goes last: if something fails before, it is still there to be deleted again.
+        self.nameserver.append(gone)
 
     def find_topic(self, name: str) -> Topic | None:
         """The topic, or None."""
@@ -219,24 +223,13 @@ class Store:
     def _configs(self) -> dict[str, dict[str, Any]]:
         return self.nameserver.refresh().state.fold(TopicConfigs).configs
 
-    def _record(
-        self, topic: str, value: dict[str, Any], *, log: CommitLog | None = None, absent: str | None = None
-    ) -> None:
-        """Append one state message; with `absent`, only while that topic is not configured."""
-
-        def is_absent(state: LogState) -> str | None:
-            known = absent in state.fold(TopicConfigs).configs
-            return "topic was created meanwhile" if known else None
-
-        (log or self.nameserver).append(
-            MessageBatch.of(
-                topic=topic,
-                queue_id=0,
-                msg_id=self.clock.token().upper(),
-                body=json.dumps(value, separators=(",", ":")).encode(),
-                born_timestamp_ms=self.clock.now_ms(),
-            ),
-            expect=is_absent if absent is not None else None,
+    def _state_message(self, topic: str, value: dict[str, Any]) -> MessageBatch:
+        return MessageBatch.of(
+            topic=topic,
+            queue_id=0,
+            msg_id=self.clock.token().upper(),
+            body=json.dumps(value, separators=(",", ":")).encode(),
+            born_timestamp_ms=self.clock.now_ms(),
         )
 
     # ------------------------------------------------------------ life
@@ -247,10 +240,18 @@ class Store:
             log.flush()
 
     def close(self) -> None:
-        """Flush and close every handle."""
-        for log in self._logs.values():
-            log.close()
-        self.storage.close()
+        """Flush and close every handle; raises what failed first, after all of them were closed."""
+        failed: BaseException | None = None
+        for log in list(self._logs.values()):
+            try:
+                log.close()
+            except BaseException as error:  # noqa: BLE001 - raised below, when nothing is left open
+                failed = failed or error
+        try:
+            self.storage.close()
+        finally:
+            if failed is not None:
+                raise failed
 
     def __enter__(self) -> Store:
         return self

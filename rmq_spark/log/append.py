@@ -39,7 +39,7 @@ from rmq_spark.log.file_format import Encoded, FileMeta, pack
 from rmq_spark.log.folds import RowFiles, SinkBatches
 from rmq_spark.log.rows import PreparedRows, queue_offsets
 from rmq_spark.log.state import WRITER_TTL_MS, LogState
-from rmq_spark.log.view import LogView
+from rmq_spark.log.view import Landing, LogView
 from rmq_spark.model.settings import Flush, LogSettings
 from rmq_spark.storage import paths
 
@@ -140,6 +140,8 @@ class Appender:
         self._seq = 0
         self._pending: list[Attempt] = []
         """Attempts whose outcome is not known yet: the running one, and any that ended unclear."""
+        self.current: Attempt | None = None
+        """The attempt that `land` is, or was last, busy with; for whoever has to clean up after an interrupt."""
         self._pace = (clock.now_ms(), clock.elapsed_ns())
         self._disk_checked: int | None = None
         self._wins = 0
@@ -164,11 +166,13 @@ class Appender:
             OutcomeUnknownError: it may have been written; pass the error's `attempt` as `again` to find out.
         """
         attempt = again
+        self.current = None
         if attempt is None:
             attempt = Attempt(rows, -1, -1, 0, np.empty(0, np.int64))
         if attempt.settled and not attempt.landed:
             self._seq += 1
             attempt.seq = self._seq
+        self.current = attempt
         try:
             return self._land(attempt, expect, app, files)
         except RmqError as error:
@@ -194,6 +198,9 @@ class Appender:
         while True:
             with self._view.storage.turn(paths.commitlog(self._view.root), TURN_SECONDS) as held:
                 for _ in range(TRIES_A_TURN if held else 1):
+                    if not self._view.trusted:
+                        # A commit on a state that was not confirmed could name an orphan as its predecessor.
+                        self._view.refresh()
                     if self._decided(attempt):
                         return attempt.result()
                     if losses and self._clock.elapsed_ns() > deadline:
@@ -224,7 +231,7 @@ class Appender:
             return True
         if attempt.forgotten:
             raise OutcomeUnknownError(
-                "this writer slept so long that the log no longer remembers its last append",
+                "the log no longer tells whether this append landed: the writer slept too long, or lost its name",
                 slot=attempt.slot,
                 stamped_ms=attempt.store_ms,
                 log_ms=self._view.state.store_ms,
@@ -267,16 +274,21 @@ class Appender:
     def _create(self, attempt: Attempt, path: str, encoded: Encoded, durable: bool, deadline: int) -> None:
         pause = 0.001
         while True:
+            # From here on an interrupt leaves it open whether the file is there; an error that says no settles it.
+            before, attempt.unclear = attempt.unclear, True
             try:
                 self._view.storage.create_if_absent(path, encoded.pieces, durable=durable)
             except OutcomeUnknownError:
                 # It may be there, or arrive later: only this name, with these bytes, may be tried now.
-                attempt.unclear = True
                 if self._clock.elapsed_ns() > deadline:
                     raise
             except UnavailableError:
-                if not attempt.unclear or self._clock.elapsed_ns() > deadline:
+                attempt.unclear = before
+                if not before or self._clock.elapsed_ns() > deadline:
                     raise
+            except RmqError:
+                attempt.unclear = before
+                raise
             else:
                 return
             self._clock.sleep(pause)
@@ -293,12 +305,12 @@ class Appender:
             self._clock.sleep(pause)
             pause = min(pause * 2, 1.0)
 
-    def _see(self, meta: FileMeta) -> None:
+    def _see(self, landing: Landing) -> None:
         """A walk folded a commit: it settles the attempts at its slot, one way or the other."""
         for attempt in self._pending:
-            if meta.doc["handle"] == self._handle and meta.doc["seq"] == attempt.seq:
+            if landing.handle == self._handle and landing.seq == attempt.seq:
                 attempt.landed = True
-        self._settle(meta.doc["first"])
+        self._settle(landing.first)
 
     def _judge(self) -> None:
         """The state was loaded anew, past the slots of pending attempts: ask it which of them are in the log."""
@@ -310,6 +322,8 @@ class Appender:
             # Sequence numbers rise along the log, and only the newest pending one can be the last of this handle.
             if last is not None and last.handle == self._handle and last.seq == attempt.seq:
                 attempt.landed = True
+            elif last is not None and last.handle != self._handle:
+                attempt.forgotten = True  # another holder of the name: its last append hides whether ours is there
             elif last is None and state.store_ms - attempt.store_ms > WRITER_TTL_MS // 2:
                 attempt.forgotten = True
         self._settle(state.offset - 1)

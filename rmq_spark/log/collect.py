@@ -24,7 +24,12 @@ ORPHAN_AGE_MS: Final = 24 * 3_600_000
 
 
 def collect(log: CommitLog, *, orphan_age_ms: int = ORPHAN_AGE_MS) -> int:
-    """Claim, delete and sign off row files that are not needed; return how many were deleted."""
+    """Claim, delete and sign off row files that are not needed; return how many were deleted.
+
+    Raises:
+        ReadOnlyError, ClosedError: this handle may not change the log.
+    """
+    log.check_writable()
     listed = {info.name: info.modified_ms for info in log.storage.list(paths.data(log.root))}
     if not listed:
         return 0
@@ -51,7 +56,11 @@ def collect(log: CommitLog, *, orphan_age_ms: int = ORPHAN_AGE_MS) -> int:
             log.append(_record(log, {"claim": claim}), expect=still_unneeded)
         except PreconditionFailedError:
             return 0  # a job was faster; the next collection sees the new state
-    doomed = sorted(log.refresh().state.fold(RowFiles).claimed)
+    view = log.refresh()
+    doomed = sorted(view.state.fold(RowFiles).claimed)
+    if doomed and view.mark.epoch:
+        # Were the mark lost with the power, the commits below its floor would need their row files again.
+        log.storage.sync([paths.mark(log.root, view.mark.epoch)])
     for name in doomed:
         log.storage.delete(paths.data_file(log.root, name))
     if doomed:

@@ -7,6 +7,7 @@ put-if-absent and need to know nothing of each other.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import pyarrow as pa
 from rmq_spark.clock import Clock, SystemClock
 from rmq_spark.errors import (
     ClosedError,
+    CorruptDataError,
     InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
@@ -26,10 +28,12 @@ from rmq_spark.errors import (
     RmqError,
 )
 from rmq_spark.log import scan
-from rmq_spark.log.append import Appender, Attempt, Expect, UnclearAppend
+from rmq_spark.log.append import Appender, Attempt, Expect, Landed, UnclearAppend
 from rmq_spark.log.flusher import Periodic
+from rmq_spark.log.folds import FOLD_TOPICS, check_record
 from rmq_spark.log.group_commit import GroupCommit, Request
-from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.message_batch import BODY, MessageBatch
+from rmq_spark.log.recover import strays
 from rmq_spark.log.rows import RowFile, prepare, prepare_references
 from rmq_spark.log.snapshot import write_snapshot
 from rmq_spark.log.view import LogView
@@ -38,6 +42,8 @@ from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
 I64 = npt.NDArray[np.int64]
+
+HOLE_LOOKS = 10
 
 _log = logging.getLogger(__name__)
 
@@ -82,8 +88,11 @@ class CommitLog:
         self._read_only = read_only
         self._closed = False
         self._lock = threading.RLock()
+        self._pid = os.getpid()
         self._view = LogView(storage, root, broker)
         self._view.load()
+        if not read_only:
+            self._refuse_holes()
         self._appender = Appender(self._view, self.settings, self.clock, writer)
         self._group = GroupCommit(self._commit_group, self.settings, self.clock)
         self._unclear: dict[object, tuple[Request, Attempt]] = {}
@@ -93,6 +102,7 @@ class CommitLog:
         self._buffer: list[MessageBatch] = []
         self._buffer_bytes = 0
         self._drain = threading.Lock()
+        self._flushing = threading.Lock()
         self._stuck: MessageBatch | None = None
         """A buffered commit that failed and is tried again, as it was, before anything newer."""
         self._committer: Periodic | None = None
@@ -119,7 +129,10 @@ class CommitLog:
             OutcomeUnknownError: the storage never said whether it landed.
             ReadOnlyError, ClosedError: this handle cannot append.
         """
-        self._check_writable()
+        self.check_writable()
+        for row in batch.rows or ():
+            if row[0] in FOLD_TOPICS:
+                check_record(row[0], row[BODY])  # a record that cannot be folded would end the log for everybody
         request = Request(batch, expect, app)
         if self.settings.flush is Flush.BUFFERED:
             if not request.alone:
@@ -136,7 +149,7 @@ class CommitLog:
             PreconditionFailedError: a file was collected as an orphan, or `expect` does not hold.
             NotFoundError, CorruptDataError: a file is gone or is not what was named.
         """
-        self._check_writable()
+        self.check_writable()
         if not files:
             raise InvalidRequestError("name at least one row file")
         self._commit_buffer()  # what was buffered before comes first
@@ -153,9 +166,10 @@ class CommitLog:
 
     def close(self) -> None:
         """Flush and end this handle."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         try:
             if self._committer is not None:
                 self._committer.close()
@@ -177,8 +191,7 @@ class CommitLog:
     def refresh(self) -> LogView:
         """Fold what others have appended since, and return the view (do not keep it across threads)."""
         with self._lock:
-            if self._closed:
-                raise ClosedError("the log handle is closed", root=self.root)
+            self._check_open()
             self._view.refresh()
             return self._view
 
@@ -199,9 +212,36 @@ class CommitLog:
 
     # ------------------------------------------------------------ inner works
 
-    def _check_writable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the log handle is closed", root=self.root)
+        if os.getpid() != self._pid:
+            # Both sides of a fork would append under one name and number, and take each other's commits for their own.
+            raise ClosedError("the log was opened before a fork; open a new handle in this process", root=self.root)
+
+    def _refuse_holes(self) -> None:
+        """A commit behind the log's end means that one before it is missing; appending would use its offsets again."""
+        for _ in range(HOLE_LOOKS):
+            end = self._view.state.offset
+            names = strays(self.storage, self.root, end)
+            if not names:
+                return
+            self._view.refresh()  # appended since, most likely
+            if self._view.state.offset == end and strays(self.storage, self.root, end):
+                raise CorruptDataError(
+                    "a commit is missing: there are files behind the log's end; run `rmq verify`, then restore the "
+                    "missing file or run `rmq recover`",
+                    file=paths.commit(self.root, end),
+                    behind=names[0],
+                )
+
+    def check_writable(self) -> None:
+        """Raise unless this handle may change the log.
+
+        Raises:
+            ClosedError, ReadOnlyError: it may not.
+        """
+        self._check_open()
         if self._read_only:
             raise ReadOnlyError("the log was opened for reading only", root=self.root)
 
@@ -223,36 +263,53 @@ class CommitLog:
     def _commit_group(self, group: list[Request]) -> None:
         """Called by the leader of a group, one at a time."""
         with self._lock:
-            head = group[0]
-            if head.again is not None and head.again.lost:
-                head.again = None  # its group did not land; each caller tries again for itself
-            if head.again is None:
-                at = 0
-                for request in group:
-                    request.first_row = at
-                    at += request.batch.num_rows if not request.files else 0
+            self._appender.current = None
             try:
-                if head.again is not None:
-                    # The whole group that ended unclear: its other callers find it landed when they ask.
-                    rows = head.again.rows
-                elif head.files:
-                    rows = prepare_references(self.storage, self.root, head.files)
-                else:
-                    merged = MessageBatch.merge([request.batch for request in group])
-                    rows = prepare(merged, self.settings.block_bytes)
-                names = [file.name for file in head.files]
-                landed = self._appender.land(rows, expect=head.expect, app=head.app, files=names, again=head.again)
+                landed = self._land(group)
             except UnclearAppend as error:
                 self._remember(group, error)
-            except Exception as error:  # noqa: BLE001 - handed to every caller of the group
+            except RmqError as error:
                 for request in group:
                     request.error = error
+            except BaseException as error:
+                self._give_up(group, error)
+                if not isinstance(error, Exception):
+                    raise
             else:
                 if len(group) > 1:
                     _ = landed.queue_offsets, landed.commit_offsets  # worked out once, not by every caller that wakes
                 for request in group:
                     request.landed = landed
                 self._after(landed.first)
+
+    def _land(self, group: list[Request]) -> Landed:
+        head = group[0]
+        if head.again is not None and head.again.lost:
+            head.again = None  # its group did not land; each caller tries again for itself
+        if head.again is not None:
+            # The whole group that ended unclear: its other callers find it landed when they ask.
+            return self._appender.land(head.again.rows, expect=head.expect, app=head.app, again=head.again)
+        if head.files:
+            rows = prepare_references(self.storage, self.root, head.files)
+            names = [file.name for file in head.files]
+            return self._appender.land(rows, expect=head.expect, app=head.app, files=names)
+        at = 0
+        for request in group:
+            request.first_row = at
+            at += request.batch.num_rows
+        rows = prepare(MessageBatch.merge([request.batch for request in group]), self.settings.block_bytes)
+        return self._appender.land(rows, expect=head.expect, app=head.app)
+
+    def _give_up(self, group: list[Request], error: BaseException) -> None:
+        """An interrupt, or a bug: tell each caller what is known of its append."""
+        attempt = self._appender.current
+        if attempt is not None and (attempt.unclear or attempt.landed):
+            self._remember(group, UnclearAppend(f"{type(error).__name__}: {error}", attempt))
+        elif isinstance(error, Exception) and len(group) > 1:
+            for request in group:  # one of them is at fault: the others shall not suffer for it
+                self._commit_group([request])
+        elif isinstance(error, Exception):
+            group[0].error = error
 
     def _remember(self, group: list[Request], error: UnclearAppend) -> None:
         plain = OutcomeUnknownError(error.args[0], **error.context)
@@ -273,6 +330,7 @@ class CommitLog:
 
     def snapshot(self) -> str | None:
         """Write a snapshot of the state as folded so far; a failure is logged, for nothing depends on it."""
+        self.check_writable()
         with self._lock:
             self._view.folded = 0
             try:
@@ -282,6 +340,10 @@ class CommitLog:
                 return None
 
     def _flush_files(self) -> None:
+        with self._flushing:  # `flush` returns only when a flush that is under way has ended, too
+            self._flush_now()
+
+    def _flush_now(self) -> None:
         with self._lock:
             paths_, self._unflushed = self._unflushed, []
         if not paths_:
@@ -303,6 +365,7 @@ class CommitLog:
 
     def _append_buffered(self, request: Request) -> AppendResult:
         with self._lock:
+            self._check_open()  # again, under the lock: a close in between would have flushed for the last time
             if self._committer is None:
                 seconds = self.settings.linger_ms / 1000
                 self._committer = Periodic("rmq-commit", self._commit_buffer, seconds)

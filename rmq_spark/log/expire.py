@@ -41,7 +41,11 @@ def expire(log: CommitLog, *, scheduled: bool = False, before_ms: int | None = N
 
     Called by hand it acts at once; `scheduled` acts only at the hours of `delete_when` or above
     `disk_reclaim_ratio`, as RocketMQ's cleaner. `before_ms` overrides the retention's age.
+
+    Raises:
+        ReadOnlyError, ClosedError: this handle may not change the log.
     """
+    log.check_writable()
     settings, now = log.settings, log.clock.now_ms()
     limit = now - settings.retention_ms if before_ms is None else before_ms
     usage = log.storage.disk_usage()

@@ -62,4 +62,5 @@ class Periodic:
         except BaseException as error:  # noqa: BLE001 - handed to the caller by `check`
             self._error = error
             return False
+        self._error = None  # what had failed is done now
         return True

@@ -12,7 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
+from rmq_spark.errors import CorruptDataError, InvalidRequestError
 from rmq_spark.log.queues import Queues
+
+_BAD: Final = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
+"""What a body raises that is no JSON, or not what its fold reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,10 @@ class Fold(Protocol):
     topic: ClassVar[str]
     """The system topic it reads."""
 
+    @staticmethod
+    def check(value: dict[str, Any]) -> None:
+        """Raise KeyError or TypeError unless `apply` can take in a record with this value."""
+
     def apply(self, record: Record, queues: Queues) -> None:
         """Take in the next record. Must depend on nothing but the records so far."""
 
@@ -54,6 +62,13 @@ class TopicConfigs:
         self.configs: dict[str, dict[str, Any]] = {}
         self.brokers: set[str] = set()
         """Brokers that ever had queues: their logs need upkeep even when their last topic is gone."""
+
+    @staticmethod
+    def check(value: dict[str, Any]) -> None:
+        _need(value["topic"], str, "topic")
+        if not value.get("deleted") or "queues" in value:
+            for count in _need(value["queues"], dict, "queues").values():
+                _need(count, int, "queues")
 
     def apply(self, record: Record, queues: Queues) -> None:
         name = record.value["topic"]
@@ -80,6 +95,10 @@ class GroupConfigs:
     def __init__(self) -> None:
         self.configs: dict[str, dict[str, Any]] = {}
 
+    @staticmethod
+    def check(value: dict[str, Any]) -> None:
+        _need(value["group"], str, "group")
+
     def apply(self, record: Record, queues: Queues) -> None:
         name = record.value["group"]
         if record.value.get("deleted"):
@@ -103,6 +122,17 @@ class ConsumerOffsets:
     def __init__(self) -> None:
         self.offsets: dict[str, dict[str, dict[str, int]]] = {}
         """group -> topic -> queue id as text (JSON has no integer keys) -> offset."""
+
+    @staticmethod
+    def check(value: dict[str, Any]) -> None:
+        _need(value["group"], str, "group")
+        if value.get("deleted"):
+            return
+        _need(value["topic"], str, "topic")
+        for queue, offset in _need(value["offsets"], dict, "offsets").items():
+            if not (queue.isascii() and queue.isdigit()):
+                raise TypeError("offsets must be by queue id")
+            _need(offset, int, "offsets")
 
     def apply(self, record: Record, queues: Queues) -> None:
         value = record.value
@@ -130,6 +160,10 @@ class Truncations:
     name: ClassVar[str] = "truncations"
     topic: ClassVar[str] = "rmq_sys_truncate"
 
+    @staticmethod
+    def check(value: dict[str, Any]) -> None:
+        _need(value["topic"], str, "topic")
+
     def apply(self, record: Record, queues: Queues) -> None:
         queues.truncate(record.value["topic"])
 
@@ -154,6 +188,12 @@ class RowFiles:
         self.claimed: set[str] = set()
         self.referenced: dict[str, int] = {}
         """File name -> offset of the commit that refers to it."""
+
+    @staticmethod
+    def check(value: dict[str, Any]) -> None:
+        for field in ("claim", "gone"):
+            for name in _need(value.get(field, []), list, field):
+                _need(name, str, field)
 
     def apply(self, record: Record, queues: Queues) -> None:
         gone = record.value.get("gone", ())
@@ -183,6 +223,11 @@ class SinkBatches:
     def __init__(self) -> None:
         self.last: dict[str, int] = {}
 
+    @staticmethod
+    def check(value: dict[str, Any]) -> None:
+        _need(value["app"], str, "app")
+        _need(value["batch"], int, "batch")
+
     def apply(self, record: Record, queues: Queues) -> None:
         self.land(record.value["app"], record.value["batch"])
 
@@ -210,6 +255,62 @@ FOLDS: Final[tuple[type[Fold], ...]] = (
 FOLD_TOPICS: Final = frozenset(fold.topic for fold in FOLDS)
 
 
+_BY_TOPIC: Final = {fold.topic: fold for fold in FOLDS}
+
+
+def check_record(topic: str, body: bytes) -> None:
+    """Check a message before it is appended: if its topic has a fold, the body must be a record that the fold can read.
+
+    One that is not would stop every reader of the log at its offset, for ever.
+
+    Raises:
+        InvalidRequestError: it is not.
+    """
+    fold = _BY_TOPIC.get(topic)
+    if fold is None:
+        return
+    try:
+        fold.check(_need(json.loads(body), dict, "body"))
+    except _BAD as error:
+        raise InvalidRequestError(
+            "not a state message that can be read back", topic=topic, reason=_why(error)
+        ) from error
+
+
 def decode(topic: str, body: bytes, commit_offset: int, store_ms: int) -> Record:
-    """A state message's row as a record."""
-    return Record(topic, json.loads(body), commit_offset, store_ms)
+    """A state message's row as a record.
+
+    Raises:
+        CorruptDataError: the body is no JSON object.
+    """
+    try:
+        return Record(topic, _need(json.loads(body), dict, "body"), commit_offset, store_ms)
+    except _BAD as error:
+        raise _unreadable(topic, commit_offset, error) from error
+
+
+def apply_record(fold: Fold, record: Record, queues: Queues) -> None:
+    """Let `fold` take in `record`.
+
+    Raises:
+        CorruptDataError: the record is not what the fold reads.
+    """
+    try:
+        fold.apply(record, queues)
+    except _BAD as error:
+        raise _unreadable(record.topic, record.commit_offset, error) from error
+
+
+def _unreadable(topic: str, offset: int, error: Exception) -> CorruptDataError:
+    return CorruptDataError("state message cannot be read", topic=topic, offset=offset, reason=_why(error))
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _need(value: Any, kind: type, field: str) -> Any:
+    # JSON's true is an int in Python.
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{field} must be {kind.__name__}, not {type(value).__name__}")
+    return value

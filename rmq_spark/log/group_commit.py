@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rmq_spark.clock import Clock
+from rmq_spark.errors import OutcomeUnknownError
 from rmq_spark.log.append import Attempt, Expect, Landed
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import RowFile
@@ -36,6 +37,8 @@ class Request:
     error: BaseException | None = None
     latch: threading.Lock | None = None
     """Held until it is done or has to lead; only those that wait have one. A tenth of the cost of an `Event`."""
+    leads: bool = False
+    """Whether its caller is the one who commits for the others."""
 
     @property
     def alone(self) -> bool:
@@ -70,69 +73,70 @@ class GroupCommit:
         self._arrived = threading.Condition(self._lock)
         self._queue: deque[Request] = deque()
         self._leading = False
+        self._taken: list[Request] = []
+        """The group that the leader is busy with."""
         self._expected = 1
         self._commit_seconds = 0.0
 
     def submit(self, request: Request) -> None:
-        """Block until `request` is done; its outcome is in it."""
+        """Block until `request` is done; its outcome is in it.
+
+        An interrupt of one caller leaves the others served: the lead goes on, and what was being committed for them
+        is reported as unclear.
+        """
+        try:
+            latch = self._enter(request)
+            if latch is not None:
+                latch.acquire()
+            if request.leads:
+                self._lead()
+        finally:
+            self._leave(request)
+
+    def _enter(self, request: Request) -> threading.Lock | None:
         with self._lock:
-            self._queue.append(request)
-            lead = not self._leading
-            self._leading = True
-            if not lead:
+            latch = None
+            if self._leading:
                 latch = request.latch = threading.Lock()
                 latch.acquire()
-            if not lead and len(self._queue) >= self._expected:
+            else:
+                self._leading = request.leads = True
+            self._queue.append(request)
+            if len(self._queue) >= self._expected:
                 self._arrived.notify()
-        try:
-            if not lead:
-                latch.acquire()
-                if request.done:
-                    return
-            with self._lock:
-                group = self._gather()
-        except BaseException:
-            self._abandon(request)  # an interrupt must not leave the others without a leader
-            raise
-        self._lead(group)
+        return latch
 
-    def _abandon(self, request: Request) -> None:
-        """Take an interrupted request out of the queue; if it was to lead, the next one does."""
+    def _leave(self, request: Request) -> None:
+        """After whatever happened: out of the queue, nobody left waiting, the lead handed on."""
         with self._lock:
-            if request not in self._queue:
-                return  # another leader has taken it: it is being committed
-            led = request.latch is None  # the first to come, or woken to lead; a waiting one still has its latch
-            self._queue.remove(request)
-            if led and self._queue:
+            if not request.done and request in self._queue:
+                self._queue.remove(request)
+            if not request.leads:
+                return
+            for other in self._taken:
+                if not other.done:
+                    other.error = OutcomeUnknownError(
+                        "the caller who committed for this one was interrupted; append the same batch again"
+                    )
+                other.wake()
+            self._taken = []
+            if self._queue:
+                self._queue[0].leads = True
                 self._queue[0].wake()
-            elif led:
+            else:
                 self._leading = False
+            request.leads = False
 
-    def _gather(self) -> list[Request]:
-        if len(self._queue) < self._expected:
-            wait = min(self._settings.linger_ms / 1000, 2 * self._commit_seconds)
-            self._arrived.wait_for(lambda: len(self._queue) >= self._expected, wait)
-        return self._take()
-
-    def _lead(self, group: list[Request]) -> None:
+    def _lead(self) -> None:
+        with self._lock:
+            if len(self._queue) < self._expected:
+                wait = min(self._settings.linger_ms / 1000, 2 * self._commit_seconds)
+                self._arrived.wait_for(lambda: len(self._queue) >= self._expected, wait)
+            group = self._taken = self._take()
         started = self._clock.elapsed_ns()
-        try:
-            self._commit(group)
-        except BaseException as error:
-            for request in group:
-                if not request.done:
-                    request.error = error
-            raise
-        finally:
-            self._commit_seconds = (self._clock.elapsed_ns() - started) / 1e9
-            with self._lock:
-                self._expected = len(group) + len(self._queue)
-                if self._queue:
-                    self._queue[0].wake()  # the next leader; it stays in the queue until it takes itself
-                else:
-                    self._leading = False
-            for request in group:
-                request.wake()
+        self._commit(group)
+        self._commit_seconds = (self._clock.elapsed_ns() - started) / 1e9
+        self._expected = len(group) + len(self._queue)
 
     def _take(self) -> list[Request]:
         group = [self._queue.popleft()]

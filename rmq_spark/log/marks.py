@@ -147,7 +147,7 @@ def find_mark(storage: Storage, root: str) -> Mark:
 
     The listing only saves steps: if it is stale, the walk by name finds the rest.
     """
-    listed = [paths.number_of(info.name) or 0 for info in storage.list(paths.marks(root))]
+    listed = [paths.file_number(info.name) or 0 for info in storage.list(paths.marks(root))]
     epoch = max(listed, default=0)
     while storage.exists(paths.mark(root, epoch + 1)):
         epoch += 1

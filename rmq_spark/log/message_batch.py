@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 _TAGS: Final = schema.ROWS.get_field_index("tags")
-_BODY: Final = schema.ROWS.get_field_index("body")
+BODY: Final = schema.ROWS.get_field_index("body")
 _STRUCT: Final = pa.struct(list(schema.ROWS))
 
 
@@ -63,7 +64,14 @@ class MessageBatch:
         reconsume_times: int = 0,
         properties: Iterable[tuple[str, str]] = (),
     ) -> MessageBatch:
-        """One message."""
+        """One message.
+
+        Raises:
+            InvalidRequestError: a value that RocketMQ would refuse: an illegal topic, queue, body, id or number.
+        """
+        pairs = list(properties)
+        _check_row(topic, queue_id, msg_id, body, pairs)
+        _check_numbers(flag, sys_flag, reconsume_times, born_timestamp_ms)
         row = (
             topic,
             queue_id,
@@ -76,7 +84,7 @@ class MessageBatch:
             born_timestamp_ms,
             born_host,
             reconsume_times,
-            list(properties),
+            pairs,
         )
         return cls([row])
 
@@ -122,7 +130,7 @@ class MessageBatch:
     def body_bytes(self) -> int:
         """Roughly what it weighs, for the limits of a group commit."""
         if self._rows is not None:
-            return sum(len(row[_BODY]) for row in self._rows)
+            return sum(len(row[BODY]) for row in self._rows)
         return int(self._arrow().nbytes)
 
     @property
@@ -157,6 +165,8 @@ class MessageBatch:
             _refuse(table, pc.is_null(table[name]), f"{name} is null")
         for topic in pc.unique(table["topic"]).to_pylist():
             names.check_topic(topic)
+            if topic.startswith(names.SYSTEM_PREFIX):
+                raise InvalidRequestError("state messages are appended one by one, not as a table", topic=topic)
         _refuse(table, pc.less(table["queueId"], 0), "queueId is negative")
         _refuse(table, pc.greater_equal(table["queueId"], names.QUEUES_MAX), "queueId is over 65535")
         _refuse(table, pc.greater(pc.binary_length(table["body"]), names.BODY_BYTES_MAX), "body is over 4 MiB")
@@ -233,6 +243,34 @@ def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:
         tag_codes += sorted(codes) if len(codes) <= TAGS_PER_RUN_MAX else []
     numbers = [np.array(values, np.int32) for values in (topic, queue, count, tag_counts, tag_codes)]
     return rows, Runs(topics, *numbers), order
+
+
+@lru_cache(4096)
+def _is_topic(name: str) -> bool:
+    return bool(names.check_topic(name))
+
+
+def _check_row(topic: str, queue_id: int, msg_id: str, body: bytes, pairs: list[tuple[str, str]]) -> None:
+    _is_topic(topic)
+    if not 0 <= queue_id < names.QUEUES_MAX:
+        raise InvalidRequestError("queueId is 0 to 65535", topic=topic, queueId=queue_id)
+    if not isinstance(body, bytes) or len(body) > names.BODY_BYTES_MAX:
+        raise InvalidRequestError("body is bytes, at most 4 MiB", topic=topic, type=type(body).__name__)
+    if not isinstance(msg_id, str) or not msg_id:
+        raise InvalidRequestError("msgId is a text that is not empty", topic=topic, msgId=msg_id)
+    if pairs and sum(len(name) + len(value) for name, value in pairs) > names.PROPERTIES_BYTES_MAX:
+        raise InvalidRequestError("properties are over 32767 bytes", topic=topic, msgId=msg_id)
+
+
+def _check_numbers(flag: int, sys_flag: int, reconsume_times: int, born_ms: int) -> None:
+    for name, value, bits in (
+        ("flag", flag, 31),
+        ("sysFlag", sys_flag, 31),
+        ("reconsumeTimes", reconsume_times, 31),
+        ("bornTimestamp", born_ms, 63),
+    ):
+        if not -(1 << bits) <= value < 1 << bits:
+            raise InvalidRequestError(f"{name} does not fit {bits + 1} bits", value=value)
 
 
 def to_record_batch(rows: list[Row]) -> pa.RecordBatch:

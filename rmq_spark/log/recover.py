@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rmq_spark.clock import Clock
-from rmq_spark.errors import CorruptDataError, UnsupportedVersionError
+from rmq_spark.errors import CorruptDataError
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.marks import find_mark
 from rmq_spark.log.view import LogView
@@ -37,7 +37,7 @@ def strays(storage: Storage, root: str, end: int) -> list[str]:
     return sorted(
         info.name
         for info in storage.list(paths.commitlog(root))
-        if (number := paths.number_of(info.name)) is not None and number >= end
+        if (number := paths.file_number(info.name)) is not None and number >= end
     )
 
 
@@ -46,6 +46,8 @@ def recover(storage: Storage, root: str, broker: str, clock: Clock, *, force: bo
 
     Raises:
         CorruptDataError: a `sync` commit stands behind the damage, and `force` is not set; nothing was changed.
+        UnsupportedVersionError: a newer version has written there, so what looks damaged may be sound; nothing was
+            changed.
     """
     view = LogView(storage, root, broker)
     view.mark = find_mark(storage, root)
@@ -53,14 +55,18 @@ def recover(storage: Storage, root: str, broker: str, clock: Clock, *, force: bo
     view.state = view.floor_state(view.mark)
     try:
         view.walk()
-    except (CorruptDataError, UnsupportedVersionError) as error:
-        damage: CorruptDataError | UnsupportedVersionError | None = error
+    except CorruptDataError as error:
+        damage: CorruptDataError | None = error
     else:
         damage = None
     end = view.state.offset
     names = strays(storage, root, end)
     if not force:
         _refuse_durable(storage, root, names, damage)
+    # A snapshot of what is cut off would outrank each newer one of the log that goes on from here.
+    for info in storage.list(paths.snapshots(root)):
+        if (paths.snapshot_offset(info.name) or 0) > end:
+            storage.delete(f"{paths.snapshots(root)}/{info.name}")
     for name in names:
         source = f"{paths.commitlog(root)}/{name}"
         data = storage.read(source)
@@ -73,7 +79,7 @@ def _refuse_durable(storage: Storage, root: str, names: list[str], damage: Excep
     for name in names:
         try:
             meta = read_meta(storage, f"{paths.commitlog(root)}/{name}", "commit")
-        except (CorruptDataError, UnsupportedVersionError):
+        except CorruptDataError:
             continue
         if meta.doc.get("flush") == "sync":
             raise CorruptDataError(

@@ -80,7 +80,9 @@ def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progre
     Raises:
         CorruptDataError: the log is damaged; nothing was changed.
         UnavailableError, OutcomeUnknownError: the storage failed; nothing is lost, roll again.
+        ReadOnlyError, ClosedError: this handle may not change the log.
     """
+    log.check_writable()
     view = LogView(log.storage, log.root, log.broker)
     view.load()
     mark = view.mark
@@ -235,35 +237,44 @@ def collect_garbage(log: CommitLog, mark: Mark) -> int:
     `collect`: a commit file below the floor may be an orphan, so what it refers to is no reason to delete.
     """
     storage, root = log.storage, log.root
-    latest = log.clock.now_ms() - log.settings.delete_grace_ms
     if newest_mark(storage, root, mark) is not mark:
         return 0  # overtaken: the newer mark's maker cleans up
-    deleted = 0
+    useless = _useless(log, mark)
+    if useless and mark.epoch:
+        # Its maker may have died between creating it and making it durable. Names must not become free before that.
+        storage.sync([paths.mark(root, mark.epoch)])
+    for path in useless:
+        storage.delete(path)
+    return len(useless)
+
+
+def _useless(log: CommitLog, mark: Mark) -> list[str]:
+    """Paths of the files that `mark` has made useless, in the order of deletion; foreign files are not ours to take."""
+    storage, root = log.storage, log.root
+    latest = log.clock.now_ms() - log.settings.delete_grace_ms
     old = sorted(
-        (number, info)
+        number
         for info in storage.list(paths.commitlog(root))
-        if (number := paths.number_of(info.name)) is not None and number < mark.floor and info.modified_ms <= latest
+        if (number := paths.file_number(info.name)) is not None and number < mark.floor and info.modified_ms <= latest
     )
-    for _, info in old:
-        storage.delete(f"{paths.commitlog(root)}/{info.name}")
-        deleted += 1
+    found = [paths.commit(root, number) for number in old]
     live = {segment.name for segment in mark.segments}
-    for info in storage.list(paths.segments(root)):
-        # A segment that is not in the mark was replaced, has expired, or its roller died or lost. A roller that is
-        # about to name it in a mark of its own cannot: that mark's number would be this mark's, which is taken.
-        # Younger files may belong to a roller that began after this mark.
-        if info.name not in live and info.modified_ms <= latest and _is_older(info.name, mark):
-            storage.delete(f"{paths.segments(root)}/{info.name}")
-            deleted += 1
+    # A segment that is not in the mark was replaced, has expired, or its roller died or lost. A roller that is
+    # about to name it in a mark of its own cannot: that mark's number would be this mark's, which is taken.
+    # Younger files may belong to a roller that began after this mark.
+    found += [
+        f"{paths.segments(root)}/{info.name}"
+        for info in storage.list(paths.segments(root))
+        if info.name not in live and info.modified_ms <= latest and _is_older(info.name, mark)
+    ]
     for info in storage.list(paths.snapshots(root)):
-        number = paths.number_of(info.name)
-        if number is not None and number < mark.floor:
-            storage.delete(f"{paths.snapshots(root)}/{info.name}")
-            deleted += 1
-    return deleted
+        offset = paths.snapshot_offset(info.name)
+        if offset is not None and offset < mark.floor:
+            found.append(f"{paths.snapshots(root)}/{info.name}")
+    return found
 
 
 def _is_older(name: str, mark: Mark) -> bool:
     """Whether a segment file can only come from before `mark`: it ends at or below its floor."""
-    end = paths.number_of(name[21:])
-    return end is not None and end <= mark.floor
+    place = paths.segment_range(name)
+    return place is not None and place[1] <= mark.floor

@@ -21,9 +21,11 @@ import pyarrow.compute as pc
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import bloom, file_format, schema
 from rmq_spark.log.few_rows import to_message
-from rmq_spark.log.file_format import Blocks, pack
+from rmq_spark.log.file_format import Blocks, FileMeta, pack
 from rmq_spark.log.file_reader import read_meta
+from rmq_spark.log.folds import FOLD_TOPICS
 from rmq_spark.log.message_batch import MessageBatch, Row, Runs, sort_into_runs, sort_rows, to_record_batch
+from rmq_spark.model import java_hash
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
@@ -166,8 +168,13 @@ def queue_offsets(runs: Runs, bases: I64) -> I64:
 
 
 def write_row_file(storage: Storage, root: str, batch: MessageBatch, *, nonce: str, block_bytes: int) -> RowFile:
-    """Write `batch` as a durable file in `data/` that a later commit can refer to."""
+    """Write `batch` as a durable file in `data/` that a later commit can refer to.
+
+    Raises:
+        InvalidRequestError: there are no rows, or some are state messages.
+    """
     rows = prepare(batch, block_bytes, "rows")
+    _refuse_state(rows.runs.topics)
     encoded = file_format.encode(rows.blocks, {**rows.doc, "nonce": nonce})
     name = f"{nonce}.arrow"
     storage.create_if_absent(paths.data_file(root, name), encoded.pieces, durable=True)
@@ -180,16 +187,37 @@ def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) ->
     Raises:
         NotFoundError: a file is gone.
         CorruptDataError: a file is damaged or another one.
-        InvalidRequestError: there are no rows in them.
+        InvalidRequestError: there are no rows in them, some are state messages, or a file is named twice.
     """
     metas = []
+    if len({file.name for file in files}) < len(files):
+        raise InvalidRequestError("a row file is named twice", files=[file.name for file in files][:5])
     for file in files:
         meta = read_meta(storage, paths.data_file(root, file.name), "rows")
         if meta.digest != file.digest:
             raise meta.corrupt("not the row file that was named", expected=file.digest, actual=meta.digest)
+        if int(meta.runs.rows.sum()) != meta.rows:
+            raise meta.corrupt("run index does not cover the rows")
+        _refuse_state(meta.runs.topics)
         metas.append(meta)
     if not metas or not sum(meta.rows for meta in metas):
         raise InvalidRequestError("an append needs at least one message")
+    runs, ids = join_described(metas)
+    total = sum(meta.rows for meta in metas)
+    # Each row file has a bloom of its own; one over all would have to be rebuilt from the keys.
+    doc = _described(runs, b"", *ids)
+    # What the file says counts, not what the caller believes: readers skip and number by these.
+    counts = [len(meta.runs.rows) for meta in metas]
+    doc["files"] = [
+        [file.name, meta.digest, meta.rows, meta.size, count]
+        for file, meta, count in zip(files, metas, counts, strict=True)
+    ]
+    empty = Blocks("commit", [], None, total)
+    return PreparedRows(empty, runs, None, doc, counts, total)
+
+
+def join_described(metas: Sequence[FileMeta]) -> tuple[Runs, list[str]]:
+    """Run index and id range of a commit that refers to these row files."""
     topics = sorted({topic for meta in metas for topic in meta.runs.topics})
     rank = {topic: index for index, topic in enumerate(topics)}
     remap = [np.array([rank[topic] for topic in meta.runs.topics], np.int32)[meta.runs.topic] for meta in metas]
@@ -201,10 +229,61 @@ def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) ->
         np.concatenate([meta.runs.tag_counts for meta in metas]),
         np.concatenate([meta.runs.tag_codes for meta in metas]),
     )
-    total = sum(meta.rows for meta in metas)
-    least, greatest = (min(m.doc["ids"][0] for m in metas), max(m.doc["ids"][1] for m in metas))
-    # Each row file has a bloom of its own; one over all would have to be rebuilt from the keys.
-    doc = _described(runs, b"", least, greatest)
-    doc["files"] = [[file.name, file.digest, file.rows, file.bytes, file.runs] for file in files]
-    empty = Blocks("commit", [], None, total)
-    return PreparedRows(empty, runs, None, doc, [file.runs for file in files], total)
+    return runs, [min(meta.doc["ids"][0] for meta in metas), max(meta.doc["ids"][1] for meta in metas)]
+
+
+def _refuse_state(topics: list[str]) -> None:
+    """State messages must be inline, where every reader of the chain meets them."""
+    if found := sorted(FOLD_TOPICS.intersection(topics)):
+        raise InvalidRequestError("state messages must not be in row files; append them", topics=found)
+
+
+def check_described(meta: FileMeta, batch: pa.RecordBatch, first_row: int) -> None:
+    """Check that a file's metadata would hide none of these rows (`first_row` on) from a reader that asks for them.
+
+    Raises:
+        CorruptDataError: tag codes, id range or key bloom say that some row is not there.
+    """
+    if batch.num_rows == 0:
+        return
+    ids = pc.min_max(batch.column("msgId"))
+    least, greatest = meta.doc["ids"]
+    if not least <= ids["min"].as_py() <= ids["max"].as_py() <= greatest:
+        raise meta.corrupt("an id is outside the range that the metadata names", ids=[least, greatest])
+    if not _tags_listed(meta.runs, batch.column("tags"), first_row):
+        raise meta.corrupt("a tag is not among those that the metadata names for its run")
+    if not _keys_in_bloom(meta.bloom, batch.column("keys")):
+        raise meta.corrupt("a key is not in the key filter")
+
+
+def _tags_listed(runs: Runs, tags: pa.StringArray, first_row: int) -> bool:
+    encoded = pc.fill_null(tags, "").dictionary_encode()
+    codes = java_hash.java_hashes(encoded.dictionary).astype(np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
+    rows = np.arange(first_row, first_row + len(tags))
+    run = np.searchsorted(runs.first_rows(), rows, "right") - 1
+    low, high = int(run[0]), int(run[-1]) + 1
+    listed = np.maximum(runs.tag_counts, 0)
+    begin, end = int(listed[:low].sum()), int(listed[:high].sum())
+    owner = np.repeat(np.arange(low, high), listed[low:high])
+    # A run and a code as one number; a run with too many tags lists none and hides nothing.
+    pairs = owner << 32 | runs.tag_codes[begin:end].astype(np.int64) & 0xFFFFFFFF
+    wanted = (run << 32 | codes & 0xFFFFFFFF)[runs.tag_counts[run] >= 0]
+    return bool(np.isin(wanted, pairs).all())
+
+
+def _keys_in_bloom(bits: bytes, keys: pa.StringArray) -> bool:
+    single = bloom.split_keys(keys)
+    single = single.filter(pc.greater(pc.binary_length(single), 0))  # nobody can ask for an empty key
+    if len(single) == 0:
+        return True
+    if not bits:
+        return False
+    flags = np.frombuffer(bits, np.uint8)
+    hashes = bloom.hash_strings(single)
+    place, step = hashes.astype(np.uint32), (hashes >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
+    for _ in range(bloom.PROBES):
+        at = place & np.uint32(8 * len(flags) - 1)
+        if not (flags[at >> np.uint32(3)] >> (at & np.uint32(7)).astype(np.uint8) & np.uint8(1)).all():
+            return False
+        place += step
+    return True

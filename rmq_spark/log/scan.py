@@ -122,6 +122,8 @@ def plan(view: LogView, query: Query, stats: ScanStats) -> Plan:
     for name in (query.columns or ()) + query.predicate_columns:
         if name not in schema.MESSAGE.names:
             raise InvalidRequestError("unknown column", column=name, known=schema.MESSAGE.names)
+    if query.predicate is not None and not query.predicate_columns:
+        raise InvalidRequestError("a predicate needs predicate_columns: which columns it looks at")
     state, mark = view.state, view.mark
     end = state.offset if query.end is None else min(query.end, state.offset)
     start = max(query.start, mark.log_start)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
 from rmq_spark.log import file_format
 from rmq_spark.log.file_reader import FileReader, read_meta
+from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -67,7 +68,7 @@ def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str) -> 
 def newest_state(storage: Storage, root: str, floor: int, floor_digest: str) -> LogState | None:
     """Return the state of the newest snapshot at or above `floor` that the chain vouches for, if any."""
     for name in sorted(_names(storage, root), reverse=True):
-        offset = paths.number_of(name)
+        offset = paths.snapshot_offset(name)
         if offset is None or offset < floor:
             return None
         state = load_snapshot(storage, root, f"{paths.snapshots(root)}/{name}", floor, floor_digest)
@@ -95,9 +96,26 @@ def load_snapshot(storage: Storage, root: str, path: str, floor: int, floor_dige
     except NotFoundError:
         # Deleted between the listing and the read, or its commit was rolled: a newer start exists.
         return None
-    except (CorruptDataError, UnsupportedVersionError) as error:
+    except (CorruptDataError, UnsupportedVersionError, AttributeError, KeyError, TypeError, ValueError) as error:
         _log.warning("snapshot is damaged, skipped: %s", error)
         return None
+
+
+def comparable(state: LogState, floor: int, starts: Queues) -> dict[str, bytes]:
+    """The part of a state on which every fold of the same commits agrees, seen from a mark's floor and starts.
+
+    Left out is what depends on the reader: which marks it knew when, and what it knows to be durable.
+    """
+    copy = LogState.load(state.dump())
+    copy.commits.drop_below(floor)
+    copy.queues.raise_starts(starts)
+    copy.durable = 0
+    return {name: _sorted(payload) for name, payload in copy.dump().items()}
+
+
+def _sorted(payload: bytes) -> bytes:
+    # The order of keys is the order in which they came, and a loaded state has forgotten some that went.
+    return json.dumps(json.loads(payload), sort_keys=True).encode()
 
 
 def read_state(storage: Storage, meta: file_format.FileMeta) -> LogState:
@@ -112,4 +130,4 @@ def read_state(storage: Storage, meta: file_format.FileMeta) -> LogState:
 def _names(storage: Storage, root: str) -> Iterator[str]:
     # Somebody else's file is neither read nor counted nor deleted.
     listed = (info.name for info in storage.list(paths.snapshots(root)))
-    return (name for name in listed if paths.number_of(name) is not None)
+    return (name for name in listed if paths.snapshot_offset(name) is not None)

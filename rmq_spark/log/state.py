@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from rmq_spark.log.file_format import FileMeta, pack, unpack
-from rmq_spark.log.folds import FOLD_TOPICS, FOLDS, Fold, Record, RowFiles, SinkBatches
+from rmq_spark.log.folds import FOLD_TOPICS, FOLDS, Fold, Record, RowFiles, SinkBatches, apply_record
 from rmq_spark.log.queues import Queues
 
 GENESIS: Final = "0" * 32
@@ -65,7 +65,7 @@ class LogState:
         """Take in the next commit; `records` are the rows of its system topics that have a fold."""
         doc = meta.doc
         for record in records:
-            self.folds[record.topic].apply(record, self.queues)
+            apply_record(self.folds[record.topic], record, self.queues)
         self.queues.advance(meta.runs, parts_of(doc))
         self.offset = doc["first"] + meta.rows
         self.digest = meta.digest

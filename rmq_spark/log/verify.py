@@ -7,8 +7,9 @@ longer be read), and goes on behind it. Warnings are things that cost nothing: l
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +18,11 @@ from rmq_spark.errors import CorruptDataError, NotFoundError, RmqError, Unsuppor
 from rmq_spark.log import file_format
 from rmq_spark.log.file_format import FileMeta, check_whole
 from rmq_spark.log.file_reader import FileReader
-from rmq_spark.log.marks import Mark, read_mark
+from rmq_spark.log.marks import Mark, SegmentRef, read_mark
+from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import Progress, no_progress
-from rmq_spark.log.rows import queue_offsets
-from rmq_spark.log.snapshot import load_snapshot, unpack_state
+from rmq_spark.log.rows import check_described, join_described, queue_offsets
+from rmq_spark.log.snapshot import comparable, load_snapshot, unpack_state
 from rmq_spark.log.state import LogState, parts_of
 from rmq_spark.log.view import check_link, read_records
 from rmq_spark.storage import paths
@@ -28,6 +30,14 @@ from rmq_spark.storage.base import Storage
 
 CLOCK_JUMP_MS = 24 * 3_600_000
 """A gap between two commits that is worth a warning."""
+
+TRIES: Final = 5
+"""How often a log is checked in all if it is maintained meanwhile each time."""
+
+_ONE_PART: Final = [-1]
+_DESCRIBED: Final = ["topic", "queueId", "msgId", "tags", "keys"]
+_UNREADABLE: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What metadata raises whose check-sums are right and whose content is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +76,25 @@ class Report:
 
 
 def verify(storage: Storage, root: str, broker: str, progress: Progress = no_progress) -> Report:
-    """Check one log from its start to its end; `progress` is called with (files checked, files in all)."""
-    return _Verifier(storage, root, broker, progress).run()
+    """Check one log from its start to its end; `progress` is called with (files checked, files in all).
+
+    A roll or expiry that runs meanwhile takes away files that were to be read, which looks like damage. A mark tells
+    of it; then the log is checked again.
+    """
+    for _ in range(TRIES):
+        epoch = _newest_epoch(storage, root)
+        report = _Verifier(storage, root, broker, progress).run()
+        if report.ok or not storage.exists(paths.mark(root, epoch + 1)):
+            break
+    return report
+
+
+def _newest_epoch(storage: Storage, root: str) -> int:
+    # By name only: the mark itself may be damaged.
+    epoch = max((paths.file_number(info.name) or 0 for info in storage.list(paths.marks(root))), default=0)
+    while storage.exists(paths.mark(root, epoch + 1)):
+        epoch += 1
+    return epoch
 
 
 class _Verifier:
@@ -80,15 +107,32 @@ class _Verifier:
         self._done = 0
         self._total = 0
         self._referenced: set[str] = set()
+        self._numbers: list[int] = []
+        """Commit names as listed last."""
+        self._snapshots: dict[int, list[str]] = {}
+        """Offset -> names of the snapshots of the state there."""
+        self._folded: dict[int, dict[str, bytes]] = {}
+        """Offset of a snapshot -> the state that the log itself gives there."""
 
     def run(self) -> Report:
-        names = {place: self._names(place) for place in (paths.commitlog, paths.segments, paths.data)}
-        self._total = sum(map(len, names.values()))
+        # Snapshots are listed before the walk, which so comes past all of them.
+        for name in self._names(paths.snapshots):
+            offset = paths.snapshot_offset(name)
+            if offset is None:
+                self._foreign(paths.snapshots, name)
+            else:
+                self._snapshots.setdefault(offset, []).append(name)
+        segments, data = self._names(paths.segments), self._names(paths.data)
+        for name in self._names(paths.commitlog):
+            if paths.file_number(name) is None:
+                self._foreign(paths.commitlog, name)
+        self._list_commits()
+        self._total = len(segments) + len(data) + len(self._numbers)
         mark = self._check_marks()
         if mark is not None:
             state = self._check_segments(mark)
-            self._check_chain(mark, state, sorted(names[paths.commitlog]))
-            self._check_leftovers(mark, names[paths.segments], names[paths.data])
+            self._check_chain(mark, state)
+            self._check_leftovers(mark, segments, data)
             self._check_snapshots(mark)
         self._progress(self._total, self._total)
         return self._report
@@ -97,7 +141,13 @@ class _Verifier:
 
     def _check_marks(self) -> Mark | None:
         """Every mark is readable, follows its predecessor, and moves nothing backwards."""
-        listed = [paths.number_of(name) or 0 for name in self._names(paths.marks)]
+        listed = []
+        for name in self._names(paths.marks):
+            number = paths.file_number(name)
+            if number is None:
+                self._foreign(paths.marks, name)
+            else:
+                listed.append(number)
         last: Mark | None = Mark()
         epoch = 0
         while self._storage.exists(paths.mark(self._root, epoch + 1)) or epoch < max(listed, default=0):
@@ -107,9 +157,9 @@ class _Verifier:
             try:
                 meta = self._whole(path)
                 mark = read_mark(self._storage, self._root, epoch)
-            except RmqError as error:
+            except (RmqError, *_UNREADABLE) as error:
                 newest = epoch >= max(listed, default=0)
-                self._damage(path, str(error), first=0 if newest else None)
+                self._damage(path, _text(error), first=0 if newest else None)
                 last = None
                 continue
             if last is not None and (meta.doc["prev"] != last.digest or mark.floor < last.floor):
@@ -123,6 +173,7 @@ class _Verifier:
         at = mark.log_start
         before: FileMeta | None = None
         state = LogState()
+        queues: Queues | None = Queues.load(mark.starts)
         for segment in mark.segments:
             path = f"{paths.segments(self._root)}/{segment.name}"
             if segment.first != at:
@@ -133,14 +184,15 @@ class _Verifier:
                 meta = self._whole(path)
                 if meta.kind != "segment" or meta.digest != segment.digest:
                     raise meta.corrupt("not the segment that the mark names", expected=segment.digest)
-                self._segment_rows(meta)
+                self._segment_rows(meta, segment)
                 if before is not None and meta.doc["prev"] != before.doc["last"]:
                     raise meta.corrupt("chain is broken between segments")
-                before = meta
                 state = unpack_state(meta.doc["state"])
-            except RmqError as error:
-                self._damage(path, str(error), first=segment.first, end=segment.end)
-                before = None
+                _check_counts(meta, queues, state)
+                before, queues = meta, Queues.load(state.queues.dump())
+            except (RmqError, *_UNREADABLE) as error:
+                self._damage(path, _text(error), first=segment.first, end=segment.end)
+                before = queues = None
                 state = LogState()
                 state.offset = segment.end
         if mark.floor != at or (before is not None and before.doc["last"] != mark.floor_digest):
@@ -148,15 +200,15 @@ class _Verifier:
         state.offset, state.digest = mark.floor, mark.floor_digest
         return state
 
-    def _segment_rows(self, meta: FileMeta) -> None:
-        columns = ["commitOffset", "queueOffset", "storeTimestamp", "topic", "queueId"]
-        offsets, times = [], []
+    def _segment_rows(self, meta: FileMeta, segment: SegmentRef) -> None:
+        columns = ["commitOffset", "queueOffset", "storeTimestamp", *_DESCRIBED]
+        offsets, times, bounds = [], [], []
         at = 0
         expected = queue_offsets(meta.runs, meta.bases)
-        for batch in self._rows(meta, columns):
+        for batch in self._described_rows(meta, columns):
             offsets.append(batch.column(0).to_numpy())
             times.append(batch.column(2).cast(pa.int64()).to_numpy())
-            self._run_columns(meta, batch.select([3, 4]), at)
+            bounds.append([offsets[-1].min(), offsets[-1].max(), times[-1].min(), times[-1].max()])
             if not np.array_equal(batch.column(1).to_numpy(), expected[at : at + batch.num_rows]):
                 raise meta.corrupt("queue offsets are not dense")
             at += batch.num_rows
@@ -164,41 +216,63 @@ class _Verifier:
         order = np.argsort(every)
         if not np.array_equal(every[order], np.arange(meta.doc["first"], meta.doc["end"])):
             raise meta.corrupt("log offsets are not each there once")
-        if np.any(np.diff(np.concatenate(times)[order]) < 0):
+        when = np.concatenate(times)[order]
+        if np.any(np.diff(when) < 0):
             raise meta.corrupt("storeTimestamp goes backwards")
+        if not np.array_equal(np.array(bounds), meta.block_bounds):
+            raise meta.corrupt("bounds of the blocks are not those of their rows")
+        named = (segment.first, segment.end, segment.bytes, segment.min_ms, segment.max_ms)
+        if named != (meta.doc["first"], meta.doc["end"], meta.size, int(when[0]), int(when[-1])):
+            raise meta.corrupt("mark describes the segment wrongly")
         self._report.messages += at
 
-    def _check_chain(self, mark: Mark, state: LogState, names: list[str]) -> None:
+    def _check_chain(self, mark: Mark, state: LogState) -> None:
         """Walk the commits from the floor; behind damage, go on at the next file there is."""
-        numbers = sorted(number for name in names if (number := paths.number_of(name)) is not None)
+        starts = Queues.load(mark.starts)
         intact = True
         while True:
+            if state.offset in self._snapshots and self._report.ok:
+                self._folded[state.offset] = comparable(state, mark.floor, starts)
             path = paths.commit(self._root, state.offset)
-            index = bisect_right(numbers, state.offset)
-            later = numbers[index : index + 1]
             try:
                 meta = self._whole(path)
                 if not intact:
                     state.digest, intact = meta.doc.get("prev", ""), True
                 self._commit(meta, state)
             except NotFoundError:
-                if not later:
+                later = self._next_commit(state.offset)
+                if self._storage.exists(path):
+                    continue  # appended since it was looked for, and others behind it
+                if later is None:
                     break
-                self._damage(path, "commit is missing", first=state.offset, end=later[0])
-                state.offset, intact = later[0], False
-            except (CorruptDataError, UnsupportedVersionError, KeyError, ValueError) as error:
+                self._damage(path, "commit is missing", first=state.offset, end=later)
+                state.offset, intact = later, False
+            except (CorruptDataError, UnsupportedVersionError, *_UNREADABLE) as error:
                 # How many rows it had is lost with it: the next file's name tells.
-                self._damage(path, str(error), first=state.offset, end=later[0] if later else None)
-                if not later:
+                later = self._next_commit(state.offset)
+                self._damage(path, _text(error), first=state.offset, end=later)
+                if later is None:
                     break
-                state.offset, intact = later[0], False
+                state.offset, intact = later, False
         self._report.log_end = state.offset
-        self._check_strays(mark, state, numbers)
+        self._check_strays(mark, state)
 
-    def _check_strays(self, mark: Mark, state: LogState, numbers: list[int]) -> None:
+    def _next_commit(self, offset: int) -> int | None:
+        """The first name behind `offset`; looks anew if the last listing has none, for the log may have grown."""
+        at = bisect_right(self._numbers, offset)
+        if at == len(self._numbers):
+            self._list_commits()
+            at = bisect_right(self._numbers, offset)
+        return self._numbers[at] if at < len(self._numbers) else None
+
+    def _list_commits(self) -> None:
+        found = (paths.file_number(name) for name in self._names(paths.commitlog))
+        self._numbers = sorted(number for number in found if number is not None)
+
+    def _check_strays(self, mark: Mark, state: LogState) -> None:
         chain = set(state.commits.firsts)
         damaged = {finding.path for finding in self._report.findings}
-        for number in numbers:
+        for number in self._numbers:
             path = paths.commit(self._root, number)
             if number in chain or path in damaged:
                 continue
@@ -219,20 +293,17 @@ class _Verifier:
             bases = state.queues.number(meta.runs, parts_of(meta.doc))
         if not np.array_equal(bases, meta.bases):
             raise meta.corrupt("queue offsets do not continue where the log left them")
-        if int(meta.runs.rows.sum()) != meta.rows:
-            raise meta.corrupt("run index does not cover the rows")
-        for file in files or ():
-            self._row_file(meta, file)
-        if not files:
-            at = 0
-            for batch in self._rows(meta, ["topic", "queueId"]):
-                self._run_columns(meta, batch, at)
-                at += batch.num_rows
+        if files:
+            found = [self._row_file(meta, file) for file in files]
+            _check_references(meta, [file for file in found if file is not None])
+        else:
+            for _ in self._described_rows(meta, _DESCRIBED):
+                pass
         state.apply(meta, read_records(self._storage, self._root, meta))
         self._report.commits += 1
         self._report.messages += meta.rows
 
-    def _row_file(self, commit: FileMeta, file: list[object]) -> None:
+    def _row_file(self, commit: FileMeta, file: list[object]) -> FileMeta | None:
         name, digest = str(file[0]), file[1]
         path = paths.data_file(self._root, name)
         self._referenced.add(name)
@@ -241,34 +312,49 @@ class _Verifier:
             meta = self._whole(path)
             if meta.kind != "rows" or meta.digest != digest:
                 raise meta.corrupt("not the row file that its commit names", expected=digest)
-            at = 0
-            for batch in self._rows(meta, ["topic", "queueId"]):
-                self._run_columns(meta, batch, at)
-                at += batch.num_rows
-        except RmqError as error:
+            for _ in self._described_rows(meta, _DESCRIBED):
+                pass
+        except (RmqError, *_UNREADABLE) as error:
             first = commit.doc["first"]
-            self._damage(path, str(error), first=first, end=first + commit.rows)
+            self._damage(path, _text(error), first=first, end=first + commit.rows)
+            return None
+        return meta
 
     def _check_leftovers(self, mark: Mark, segments: list[str], data: list[str]) -> None:
         live = {segment.name for segment in mark.segments}
         for name in sorted(set(segments) - live):
+            if paths.segment_range(name) is None:
+                self._foreign(paths.segments, name)
+                continue
             self._warn(f"{paths.segments(self._root)}/{name}", "segment that no mark names; roll deletes it")
         for name in sorted(set(data) - self._referenced):
             self._warn(paths.data_file(self._root, name), "row file that no commit refers to")
 
     def _check_snapshots(self, mark: Mark) -> None:
-        for name in self._names(paths.snapshots):
-            self._report.snapshots += 1
+        starts = Queues.load(mark.starts)
+        for offset, name in sorted((offset, name) for offset, names in self._snapshots.items() for name in names):
             path = f"{paths.snapshots(self._root)}/{name}"
             try:
                 self._whole(path)
+            except NotFoundError:
+                continue  # a newer one has taken its place
             except RmqError as error:
+                self._report.snapshots += 1
                 self._warn(path, f"damaged snapshot, readers skip it: {error}")
                 continue
-            if (paths.number_of(name) or 0) >= mark.floor and not load_snapshot(
-                self._storage, self._root, path, mark.floor, mark.floor_digest
-            ):
+            self._report.snapshots += 1
+            if offset < mark.floor:
+                continue
+            state = load_snapshot(self._storage, self._root, path, mark.floor, mark.floor_digest)
+            if state is None:
                 self._warn(path, "snapshot that the chain does not vouch for, readers skip it")
+            elif offset in self._folded:
+                self._compare(path, comparable(state, mark.floor, starts), self._folded[offset])
+
+    def _compare(self, path: str, stored: dict[str, bytes], folded: dict[str, bytes]) -> None:
+        # No message is lost by it, but who starts from it numbers messages wrongly and writes that down.
+        if other := sorted(name for name in stored.keys() | folded if stored.get(name) != folded.get(name)):
+            self._damage(path, f"snapshot says other than the log ({', '.join(other)}); delete this snapshot")
 
     # -------------------------------------------------------- files and rows
 
@@ -292,6 +378,17 @@ class _Verifier:
         if total != meta.rows:
             raise meta.corrupt("file has another number of rows than its metadata says", rows=total)
 
+    def _described_rows(self, meta: FileMeta, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Every block, after checking its rows against everything that the metadata says of them."""
+        if int(meta.runs.rows.sum()) != meta.rows:
+            raise meta.corrupt("run index does not cover the rows")
+        at = 0
+        for batch in self._rows(meta, columns):
+            self._run_columns(meta, batch.select(["topic", "queueId"]), at)
+            check_described(meta, batch, at)
+            yield batch
+            at += batch.num_rows
+
     def _run_columns(self, meta: FileMeta, batch: pa.RecordBatch, at: int) -> None:
         """The columns `topic` and `queueId` say the same as the run index."""
         runs = meta.runs
@@ -301,11 +398,47 @@ class _Verifier:
         if not batch.column(0).equals(topics) or not np.array_equal(batch.column(1).to_numpy(), runs.queue[run]):
             raise meta.corrupt("run index does not describe the rows", row=at)
 
-    def _names(self, place: object) -> list[str]:
-        return [info.name for info in self._storage.list(place(self._root))]  # type: ignore[operator]
+    def _names(self, place: Callable[[str], str]) -> list[str]:
+        return [info.name for info in self._storage.list(place(self._root))]
+
+    def _foreign(self, place: Callable[[str], str], name: str) -> None:
+        self._warn(f"{place(self._root)}/{name}", "foreign file, not part of the log; nobody reads or deletes it")
 
     def _damage(self, path: str, problem: str, *, first: int | None = None, end: int | None = None) -> None:
         self._report.findings.append(Finding(path=path, problem=problem, first=first, end=end))
 
     def _warn(self, path: str, problem: str) -> None:
         self._report.findings.append(Finding(path=path, problem=problem, damage=False))
+
+
+def _check_counts(meta: FileMeta, before: Queues | None, state: LogState) -> None:
+    """A segment goes on where `before` ended (None: not known, for damage), and its state counts its rows."""
+    if before is not None and not np.array_equal(before.number(meta.runs, _ONE_PART), meta.bases):
+        raise meta.corrupt("queue offsets do not continue where the log left them")
+    if (state.offset, state.digest) != (meta.doc["end"], meta.doc["last"]):
+        raise meta.corrupt("state is of another offset than the segment's end", offset=state.offset)
+    counted = np.array_equal(state.queues.number(meta.runs, _ONE_PART), meta.bases + meta.runs.rows)
+    if counted and before is not None:
+        before.advance(meta.runs, _ONE_PART)
+        counted = before.same_ends(state.queues)
+    if not counted:
+        raise meta.corrupt("state at the segment's end does not count its rows")
+
+
+def _check_references(meta: FileMeta, files: list[FileMeta]) -> None:
+    """A commit says of its row files what they say themselves; not checked if one is damaged."""
+    named = meta.doc["files"]
+    if len(files) < len(named):
+        return
+    runs, ids = join_described(files)
+    said = meta.runs
+    same = said.topics == runs.topics and meta.doc["ids"] == ids
+    for name in ("topic", "queue", "rows", "tag_counts", "tag_codes"):
+        same = same and np.array_equal(getattr(said, name), getattr(runs, name))
+    counts = [[file.rows, file.size, len(file.runs.rows)] for file in files]
+    if not same or [entry[2:5] for entry in named] != counts or sum(file.rows for file in files) != meta.rows:
+        raise meta.corrupt("commit describes its row files wrongly")
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, RmqError) else f"metadata cannot be read: {type(error).__name__}: {error}"

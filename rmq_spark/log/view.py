@@ -10,7 +10,9 @@ Steps of `refresh`, which the tests and docs/architecture.md name by number:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,14 @@ from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
 
+class Landing(NamedTuple):
+    """Whose commit stands where."""
+
+    handle: str
+    seq: int
+    first: int
+
+
 class LogView:
     """What one handle knows of a log. Not safe for use by two threads at once."""
 
@@ -39,12 +49,12 @@ class LogView:
         self.confirmed = 0
         """Everything folded below this offset was confirmed by step 3; what is above may yet prove an orphan."""
         self._loaded = False
-        """False while (or after) a load failed half-way: mark and state do not belong together then."""
+        """False while mark and state may not belong together: a load failed, or a change of them was interrupted."""
         self.folded = 0
         """Commits folded since the state was loaded from a segment or snapshot."""
-        self.on_commit: Callable[[FileMeta], None] | None = None
+        self.on_commit: Callable[[Landing], None] | None = None
         """Called with each commit that a walk folded, once it is confirmed: an orphan may be the caller's own."""
-        self._unconfirmed: list[FileMeta] = []
+        self._unconfirmed: deque[Landing] = deque()
         self.on_load: Callable[[], None] | None = None
         """Called when the state was loaded from a segment or snapshot, before the walk."""
 
@@ -80,7 +90,7 @@ class LogView:
                     known=firsts[0] if firsts else self.state.offset,
                 )
             self.confirmed = self.state.offset
-            self._unconfirmed = []
+            self._unconfirmed.clear()
             self.folded = 0
             if self.on_load is not None:
                 self.on_load()
@@ -120,9 +130,9 @@ class LogView:
         if not self._follow(self.confirmed):
             return False
         self.confirmed = self.state.offset
-        seen, self._unconfirmed = self._unconfirmed, []
-        for meta in seen:
-            self.on_commit(meta)  # type: ignore[misc]  # only filled when there is one
+        while self._unconfirmed and self.on_commit is not None:
+            self.on_commit(self._unconfirmed[0])
+            self._unconfirmed.popleft()  # after the call: an interrupt between them only tells it twice
         return True
 
     def _follow(self, trusted: int) -> bool:
@@ -132,9 +142,16 @@ class LogView:
             return True
         if mark.floor > trusted:
             return False
+        loaded, self._loaded = self._loaded, False
         self.mark = mark
         self._trim()
+        self._loaded = loaded
         return True
+
+    @property
+    def trusted(self) -> bool:
+        """Whether everything the state stands on is confirmed; only then may an append build on it."""
+        return self._loaded and self.confirmed == self.state.offset
 
     def walk(self) -> None:
         """Steps 1 and 2: fold commits up to the first absent name, unconfirmed."""
@@ -145,12 +162,15 @@ class LogView:
                 return
             self.take(meta)
             if self.on_commit is not None:
-                self._unconfirmed.append(meta)
+                self._unconfirmed.append(Landing(meta.doc["handle"], meta.doc["seq"], meta.doc["first"]))
 
     def take(self, meta: FileMeta) -> None:
         """Fold the next commit after checking that it is the next link of the chain."""
         check_link(meta, self.state, self.broker)
-        self.state.apply(meta, read_records(self.storage, self.root, meta))
+        records = read_records(self.storage, self.root, meta)
+        loaded, self._loaded = self._loaded, False  # an interrupt in the middle makes the next call load anew
+        self.state.apply(meta, records)
+        self._loaded = loaded
         self.folded += 1
 
     def take_own(self, meta: FileMeta, encoded: Encoded) -> None:
@@ -159,8 +179,10 @@ class LogView:
         if state_topics(meta.doc["topics"]):
             meta = parse(meta.path, b"".join(encoded.pieces), encoded.size)
             records = read_records(self.storage, self.root, meta)
+        self._loaded = False
         self.state.apply(meta, records)
         self.confirmed = self.state.offset
+        self._loaded = True
         self.folded += 1
 
     def floor_state(self, mark: Mark) -> LogState:

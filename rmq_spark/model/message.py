@@ -44,6 +44,8 @@ class Message:
             raise InvalidRequestError("message body is empty; RocketMQ needs at least one byte", topic=self.topic)
         if len(self.body) > names.BODY_BYTES_MAX:
             raise InvalidRequestError("message body is over 4 MiB", topic=self.topic, bytes=len(self.body))
+        if not -(1 << 31) <= self.flag < 1 << 31:
+            raise InvalidRequestError("flag does not fit 32 bits", topic=self.topic, flag=self.flag)
         if self.tags is not None and (not self.tags.strip() or "|" in self.tags):
             raise InvalidRequestError("a tag is not blank and has no '|'", topic=self.topic, tags=self.tags)
         if (keys := self.keys_text()) is not None and not keys.strip():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 STORE_FILE: Final = "store.json"
@@ -12,6 +13,10 @@ TABLES: Final = "tables"
 
 NAMESERVER: Final = "nameserver"
 """Root of the cluster-wide log (topics, groups, members)."""
+
+_NUMBERED: Final = re.compile(r"([0-9]{20})\.arrow")
+_SEGMENT: Final = re.compile(r"([0-9]{20})-([0-9]{20})-[^-./\n]+\.arrow")
+_SNAPSHOT: Final = re.compile(r"([0-9]{20})-[^-./\n]+\.arrow")
 
 
 def broker_root(broker: str) -> str:
@@ -69,7 +74,19 @@ def snapshot(root: str, offset: int, nonce: str) -> str:
     return f"{root}/snapshots/{offset:020d}-{nonce}.arrow"
 
 
-def number_of(name: str) -> int | None:
-    """The number a file name starts with, or None for a foreign name."""
-    digits = name[:20]
-    return int(digits) if len(digits) == 20 and digits.isascii() and digits.isdigit() else None
+def file_number(name: str) -> int | None:
+    """The number of a commit or mark file, or None for a name that is not exactly one of theirs (a copy, say)."""
+    found = _NUMBERED.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def segment_range(name: str) -> tuple[int, int] | None:
+    """First offset and exclusive end of a segment file, or None for a foreign name."""
+    found = _SEGMENT.fullmatch(name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def snapshot_offset(name: str) -> int | None:
+    """The offset of a snapshot file, or None for a foreign name."""
+    found = _SNAPSHOT.fullmatch(name)
+    return int(found[1]) if found else None

@@ -7,7 +7,6 @@ Each is a context manager that yields once the server answers. A server that can
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import socket
 import subprocess
@@ -162,7 +161,6 @@ def s3_server(bucket: str = "rmq-test") -> Iterator[S3Server]:
     process = _Process("S3", [sys.executable, "-m", "rmq_spark.testing.servers"])
     try:
         address = process.wait_for_ready_line()
-        create_bucket(address, bucket)
         options = {
             "endpoint": f"http://{address}",
             "region": "us-east-1",
@@ -170,6 +168,7 @@ def s3_server(bucket: str = "rmq-test") -> Iterator[S3Server]:
             "secret_access_key": "test",
             "allow_http": "true",
         }
+        create_bucket(options, bucket)
         yield S3Server(endpoint=f"http://{address}", bucket=bucket, options=options)
     finally:
         process.stop()
@@ -182,7 +181,6 @@ def versitygw_server(binary: str, bucket: str = "rmq-test") -> Iterator[S3Server
     Raises:
         ServerStartError: it did not start; the message holds its log.
     """
-    import boto3
     import botocore.exceptions
 
     with tempfile.TemporaryDirectory(prefix="rmq-s3-") as place, socket.socket() as free:
@@ -191,48 +189,34 @@ def versitygw_server(binary: str, bucket: str = "rmq-test") -> Iterator[S3Server
         free.close()
         keys = {"access_key_id": "rmqtestkey", "secret_access_key": "rmqtestsecret"}
         environment = {"ROOT_ACCESS_KEY": keys["access_key_id"], "ROOT_SECRET_KEY": keys["secret_access_key"]}
+        options = {"endpoint": f"http://{address}", "region": "us-east-1", "allow_http": "true", **keys}
         process = _Process("S3", [binary, "--port", address, "posix", place], environment)
-        client = boto3.client(
-            "s3",
-            endpoint_url=f"http://{address}",
-            region_name="us-east-1",
-            aws_access_key_id=keys["access_key_id"],
-            aws_secret_access_key=keys["secret_access_key"],
-        )
         try:
             deadline = time.monotonic() + START_LIMIT_S
             while True:
                 try:
-                    client.create_bucket(Bucket=bucket)
+                    create_bucket(options, bucket)
                     break
                 except botocore.exceptions.BotoCoreError as error:
                     if process.ended or time.monotonic() > deadline:
                         raise process.failure() from error
                     time.sleep(0.2)
-            options = {"endpoint": f"http://{address}", "region": "us-east-1", "allow_http": "true", **keys}
-            yield S3Server(endpoint=f"http://{address}", bucket=bucket, options=options)
+            yield S3Server(endpoint=options["endpoint"], bucket=bucket, options=options)
         finally:
             process.kill()
 
 
-def create_bucket(address: str, bucket: str) -> None:
-    """Create `bucket` through the API of the test server at `address` (`host:port`).
+def create_bucket(options: Mapping[str, str], bucket: str) -> None:
+    """Create `bucket` through the API of the server that `options` lead to."""
+    import boto3
 
-    Raises:
-        UnavailableError: the server refused.
-    """
-    connection = http.client.HTTPConnection(address, timeout=30)
-    try:
-        # The server takes the region from the signature's scope and does not verify the signature.
-        scope = "Credential=test/20260101/us-east-1/s3/aws4_request"
-        signature = f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature=0"
-        connection.request("PUT", f"/{bucket}", headers={"Authorization": signature})
-        answer = connection.getresponse()
-        body = answer.read()
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise UnavailableError("the bucket could not be created", bucket=bucket, status=answer.status, body=body)
+    boto3.client(
+        "s3",
+        endpoint_url=options["endpoint"],
+        region_name=options["region"],
+        aws_access_key_id=options["access_key_id"],
+        aws_secret_access_key=options["secret_access_key"],
+    ).create_bucket(Bucket=bucket)
 
 
 def _serve_s3() -> None:

@@ -61,6 +61,8 @@ class Batch:
     refused: bool = False
     """True when the log said that nothing was written."""
     order: int = 0
+    late: bool = False
+    """True when it was tried again after other batches of its writer; then it may stand before them."""
 
 
 @dataclass
@@ -133,23 +135,39 @@ class Simulation:
         rng = self.world.rng
         log = self._open(process)
         name = f"{process.name}.{process.restarts}"
+        unclear: list[tuple[Batch, MessageBatch]] = []
         for _ in range(rng.randint(2, 7)):
-            batch, message_batch = self._make(name)
+            if rng.random() < 0.2:
+                self._try_refresh(log)
+            batch, rows = self._make(name)
             if rng.random() < 0.15:
-                self._write_files(log, batch, message_batch)
+                self._write_files(log, batch, rows)
                 continue
+            if unclear and rng.random() < 0.5:
+                batch, rows = unclear.pop()  # other appends of this handle have landed since
+                batch.late = True
             for _attempt in range(rng.choice([1, 3])):
                 try:
-                    result = log.append(message_batch)
+                    result = log.append(rows)
                 except (OutcomeUnknownError, UnavailableError, LostRaceError):
                     self.world.sleep(0.02)
                 except ClockSkewError:
-                    # Another handle cannot know whether an unclear attempt of this one landed: give the batch up.
+                    # Another handle cannot know whether an unclear attempt of this one landed: give the batches up.
                     log = self._open(process)
+                    unclear.clear()
                     break
                 else:
                     self._ack(batch, result)
                     break
+            else:
+                unclear.append((batch, rows))
+
+    def _try_refresh(self, log: CommitLog) -> None:
+        """Read on; a failure half-way leaves the handle with what it could not confirm yet."""
+        try:
+            log.refresh()
+        except UnavailableError:
+            self.world.count("refresh failed")
 
     def _write_files(self, log: CommitLog, batch: Batch, rows: MessageBatch) -> None:
         """As a Spark sink: a row file first, later a commit that names it, replayed until it is clear."""
@@ -301,6 +319,8 @@ class Simulation:
                     f"seed {seed}: {name} was acknowledged at {offset} as {place}+{queue_offset}, "
                     f"there is {rows[offset]}"
                 )
+            if batch.late:
+                continue
             least = min(offset for _, offset in batch.acked)
             assert least > last.get(batch.writer, -1), f"seed {seed}: order of {batch.writer} is not kept"
             last[batch.writer] = max(offset for _, offset in batch.acked)

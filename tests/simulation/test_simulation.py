@@ -55,6 +55,16 @@ def test_the_checks_fail_when_an_unclear_append_is_simply_repeated(monkeypatch):
             Simulation(seed).run()
 
 
+@pytest.mark.slow
+def test_the_checks_fail_when_an_append_builds_on_what_was_not_confirmed(monkeypatch):
+    from rmq_spark.log.view import LogView
+
+    monkeypatch.setattr(LogView, "trusted", property(lambda self: self._loaded))
+    with pytest.raises(Exception, match=r"."):
+        for seed in range(2000):
+            Simulation(seed).run()
+
+
 def forget(self, group, error):
     for request in group:
         request.error = error

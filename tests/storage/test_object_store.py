@@ -35,7 +35,7 @@ class TestS3AtTheRootOfABucket(StorageConformance):
         from rmq_spark.testing.servers import create_bucket
 
         name = f"rmq-{uuid4().hex}"
-        create_bucket(s3_options["endpoint"].removeprefix("http://"), name)
+        create_bucket(s3_options, name)
         return name
 
     @pytest.fixture
@@ -59,8 +59,8 @@ def test_options_in_the_uri(uri: str, s3_options: dict[str, str]) -> None:
 def test_the_names_fsspec_users_know(uri: str, s3_options: dict[str, str]) -> None:
     options = {
         "endpoint_url": s3_options["endpoint"],
-        "key": "test",
-        "secret": "test",
+        "key": s3_options["access_key_id"],
+        "secret": s3_options["secret_access_key"],
         "region": "us-east-1",
         "allow_http": "true",
     }

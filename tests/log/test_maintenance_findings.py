@@ -1,0 +1,566 @@
+"""Maintenance keeps what it promises when files are foreign, records are poison, or others work at the same time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
+
+from rmq_spark import Message, Producer, Store
+from rmq_spark.client import store as store_module
+from rmq_spark.clock import ManualClock, SystemClock
+from rmq_spark.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    NotFoundError,
+    ReadOnlyError,
+    UnavailableError,
+    UnsupportedVersionError,
+)
+from rmq_spark.log import file_format, folds
+from rmq_spark.log import roll as roll_module
+from rmq_spark.log.collect import collect
+from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.expire import expire
+from rmq_spark.log.file_format import pack
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.recover import recover
+from rmq_spark.log.roll import roll
+from rmq_spark.log.rows import PreparedRows, RowFile, prepare, prepare_references, write_row_file
+from rmq_spark.log.scan import Query
+from rmq_spark.log.snapshot import write_snapshot
+from rmq_spark.log.state import LogState
+from rmq_spark.log.verify import Finding, verify
+from rmq_spark.log.view import LogView
+from rmq_spark.model.settings import Flush, LogSettings
+from rmq_spark.storage import paths
+from rmq_spark.storage.base import Storage
+from rmq_spark.storage.local import LocalStorage
+from rmq_spark.storage.memory import MemoryStorage
+
+OFFSETS = folds.ConsumerOffsets.topic
+
+
+def damage(storage: Storage) -> list[Finding]:
+    return [finding for finding in verify(storage, ROOT, BROKER).findings if finding.damage]
+
+
+def warnings(storage: Storage) -> dict[str, str]:
+    found = verify(storage, ROOT, BROKER).findings
+    return {finding.path.rpartition("/")[2]: finding.problem for finding in found if not finding.damage}
+
+
+def filled(storage: Storage | None = None, count: int = 6, **settings: Any) -> CommitLog:
+    log = open_log(storage, **settings)
+    for number in range(count):
+        log.append(message(f"m{number}"))
+    return log
+
+
+def plant(log: CommitLog, rows: PreparedRows, **changed: Any) -> str:
+    """Create the next commit as another version of this program might: whole, well linked, and unchecked."""
+    state = log.refresh().state
+    doc = {
+        **rows.doc,
+        "broker": BROKER,
+        "first": state.offset,
+        "ts": state.store_ms,
+        "prev": state.digest,
+        "writer": "planted",
+        "epoch": 0,
+        "seq": state.offset,
+        "handle": "planted",
+        "flush": "sync",
+        "base": pack(state.queues.number(rows.runs, rows.parts)),
+        **changed,
+    }
+    path = paths.commit(ROOT, state.offset)
+    log.storage.create_if_absent(path, file_format.encode(rows.blocks, doc).pieces)
+    return path
+
+
+def tagged(msg_id: str, tags: str, keys: str) -> MessageBatch:
+    return MessageBatch.of(topic="t", queue_id=0, msg_id=msg_id, body=b"x", born_timestamp_ms=0, tags=tags, keys=keys)
+
+
+GOOD_RECORDS = [
+    (folds.TopicConfigs, {"topic": "t", "queues": {"b": 4}, "perm": 6}),
+    (folds.TopicConfigs, {"topic": "t", "deleted": True}),
+    (folds.GroupConfigs, {"group": "g", "any": 1}),
+    (folds.GroupConfigs, {"group": "g", "deleted": True}),
+    (folds.ConsumerOffsets, {"group": "g", "topic": "t", "offsets": {"0": 5}}),
+    (folds.ConsumerOffsets, {"group": "g", "deleted": True}),
+    (folds.Truncations, {"topic": "t"}),
+    (folds.RowFiles, {"claim": ["a.arrow"]}),
+    (folds.RowFiles, {"gone": ["a.arrow"]}),
+    (folds.SinkBatches, {"app": "a", "batch": 3}),
+]
+BAD_RECORDS = [
+    (folds.TopicConfigs, {"queues": {}}),
+    (folds.TopicConfigs, {"topic": "t"}),
+    (folds.TopicConfigs, {"topic": "t", "queues": ["b", 1]}),
+    (folds.TopicConfigs, {"topic": "t", "queues": {"b": "4"}}),
+    (folds.TopicConfigs, {"topic": [], "deleted": True}),
+    (folds.GroupConfigs, {}),
+    (folds.GroupConfigs, {"group": 1}),
+    (folds.ConsumerOffsets, {}),
+    (folds.ConsumerOffsets, {"group": "g", "topic": "t"}),
+    (folds.ConsumerOffsets, {"group": "g", "topic": "t", "offsets": [1]}),
+    (folds.ConsumerOffsets, {"group": "g", "topic": "t", "offsets": {"x": 1}}),
+    (folds.ConsumerOffsets, {"group": "g", "topic": "t", "offsets": {"0": None}}),
+    (folds.ConsumerOffsets, {"deleted": True}),
+    (folds.Truncations, {}),
+    (folds.Truncations, {"topic": None}),
+    (folds.RowFiles, {"claim": "a.arrow"}),
+    (folds.RowFiles, {"gone": [[]]}),
+    (folds.SinkBatches, {"app": "a"}),
+    (folds.SinkBatches, {"app": "a", "batch": "3"}),
+    (folds.SinkBatches, {"app": "a", "batch": True}),
+]
+POISON = [b"not json", b"\xff", b"{}", b"[1]", b"null", b'"x"', b"[" * 100_000]
+
+
+class TestStateMessages:
+    @pytest.mark.parametrize(("fold", "value"), GOOD_RECORDS)
+    def test_a_good_record_passes(self, fold: type[folds.Fold], value: object) -> None:
+        folds.check_record(fold.topic, json.dumps(value).encode())
+        fold().apply(folds.decode(fold.topic, json.dumps(value).encode(), 0, 0), LogState().queues)
+
+    @pytest.mark.parametrize(("fold", "value"), BAD_RECORDS)
+    def test_a_bad_record_is_refused(self, fold: type[folds.Fold], value: object) -> None:
+        with pytest.raises(InvalidRequestError, match=r"state message.*topic="):
+            folds.check_record(fold.topic, json.dumps(value).encode())
+
+    @pytest.mark.parametrize("body", POISON, ids=lambda body: repr(body[:10]))
+    def test_a_body_that_is_no_record_is_refused(self, body: bytes) -> None:
+        with pytest.raises(InvalidRequestError):
+            folds.check_record(OFFSETS, body)
+
+    def test_messages_of_other_topics_are_not_looked_at(self) -> None:
+        folds.check_record("orders", b"not json")
+
+    @pytest.mark.parametrize("body", POISON, ids=lambda body: repr(body[:10]))
+    def test_one_in_the_log_is_damage_that_names_topic_and_offset(self, body: bytes) -> None:
+        log = filled(count=2)
+        path = plant(log, prepare(message("x", topic=OFFSETS, body=body), 1 << 18))
+        with pytest.raises(CorruptDataError, match=rf"topic='{OFFSETS}', offset=2"):
+            open_log(log.storage)
+        assert [(finding.path, finding.first) for finding in damage(log.storage)] == [(path, 2)]
+
+    def test_they_never_go_into_row_files(self) -> None:
+        log = filled(count=1)
+        body = json.dumps({"group": "g", "topic": "t", "offsets": {"0": 1}}).encode()
+        batch = MessageBatch.merge([message("a"), message("x", topic=OFFSETS, body=body)])
+        with pytest.raises(InvalidRequestError, match="state messages"):
+            write_row_file(log.storage, ROOT, batch, nonce="n1", block_bytes=1 << 18)
+        assert list(log.storage.list(paths.data(ROOT))) == []
+        rows = prepare(batch, 1 << 18, "rows")
+        encoded = file_format.encode(rows.blocks, {**rows.doc, "nonce": "n2"})
+        log.storage.create_if_absent(paths.data_file(ROOT, "n2.arrow"), encoded.pieces)
+        file = RowFile("n2.arrow", encoded.digest, 2, encoded.size, 2)
+        with pytest.raises(InvalidRequestError, match="state messages"):
+            log.append_files([file])
+        log.append(message("m1"))
+        assert ids(open_log(log.storage)) == ["m0", "m1"] and damage(log.storage) == []
+
+
+class TestRowFiles:
+    def test_the_file_says_what_is_in_it(self) -> None:
+        log = open_log()
+        batch = MessageBatch.merge([message(f"r{number}", queue=number % 2) for number in range(4)])
+        file = write_row_file(log.storage, ROOT, batch, nonce="n1", block_bytes=1 << 18)
+        log.append_files([replace(file, rows=1, bytes=7, runs=9)])
+        log.append(message("after"))
+        meta = verify(log.storage, ROOT, BROKER)
+        assert meta.ok and sorted(ids(open_log(log.storage))) == ["after", "r0", "r1", "r2", "r3"]
+        prepared = prepare_references(log.storage, ROOT, [replace(file, rows=1, bytes=7, runs=9)])
+        assert prepared.doc["files"] == [[file.name, file.digest, 4, file.bytes, 2]] and prepared.parts == [2]
+
+    def test_the_same_file_twice_is_refused(self) -> None:
+        log = open_log()
+        file = write_row_file(log.storage, ROOT, message("r"), nonce="n1", block_bytes=1 << 18)
+        with pytest.raises(InvalidRequestError, match="twice"):
+            log.append_files([file, file])
+        assert ids(log) == []
+
+
+class TestRecover:
+    def test_a_commit_of_a_newer_version_is_not_moved(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = filled(count=1)
+        with monkeypatch.context() as newer:
+            newer.setattr(file_format, "VERSION", 2)
+            plant(log, prepare(message("newer"), 1 << 18))
+        names = sorted(info.name for info in log.storage.list(paths.commitlog(ROOT)))
+        for force in (False, True):
+            with pytest.raises(UnsupportedVersionError):
+                recover(log.storage, ROOT, BROKER, SystemClock(), force=force)
+        assert sorted(info.name for info in log.storage.list(paths.commitlog(ROOT))) == names
+
+    def test_one_behind_a_hole_is_not_moved_either(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = filled(count=3, flush=Flush.ASYNC)
+        with monkeypatch.context() as newer:
+            newer.setattr(file_format, "VERSION", 2)
+            plant(log, prepare(message("newer"), 1 << 18))
+        log.storage.delete(paths.commit(ROOT, 1))
+        with pytest.raises(UnsupportedVersionError):
+            recover(log.storage, ROOT, BROKER, SystemClock())
+        assert len(list(log.storage.list(paths.commitlog(ROOT)))) == 3
+
+    def test_snapshots_of_what_is_cut_off_go_too(self) -> None:
+        log = filled(count=8, flush=Flush.ASYNC)
+        log.snapshot()
+        log.close()
+        log.storage.delete(paths.commit(ROOT, 5))
+        recover(log.storage, ROOT, BROKER, SystemClock())
+        assert list(log.storage.list(paths.snapshots(ROOT))) == []
+        with open_log(log.storage) as again:
+            again.append(message("n"))
+            path = again.snapshot()
+            assert path is not None and log.storage.exists(path)
+
+
+class TestOrderOfDeletion:
+    def test_the_mark_is_durable_before_anything_is_deleted(self) -> None:
+        steps: list[tuple[str, str]] = []
+
+        class Recording(Wrapped):
+            def sync(self, paths: Sequence[str]) -> None:
+                steps.extend(("sync", path) for path in paths)
+                super().sync(paths)
+
+            def delete(self, path: str) -> None:
+                steps.append(("delete", path))
+                super().delete(path)
+
+        storage = Recording(MemoryStorage())
+        clock = ManualClock()
+        log = filled(storage, count=3, clock=clock, delete_grace_ms=1000)
+        batch = message("r")
+        log.append_files([write_row_file(storage, ROOT, batch, nonce="n1", block_bytes=1 << 18)])
+        roll(log)
+        assert steps == []  # the mark's maker has synced it, and nothing is old enough
+        clock.wall_ms += 10 * 365 * 24 * 3_600_000
+        log = open_log(storage, clock=clock, delete_grace_ms=0, clock_ahead_max_ms=10**15)
+        roll(log)
+        assert steps[0] == ("sync", paths.mark(ROOT, 1)) and steps[1][0] == "delete"
+        steps.clear()
+        assert collect(log) == 1
+        assert steps[0] == ("sync", paths.mark(ROOT, 1)) and ("delete", paths.data_file(ROOT, "n1.arrow")) in steps
+
+
+class TestVerifyBesideOthers:
+    def test_a_roll_meanwhile_is_no_damage(self) -> None:
+        log = filled()
+        rolled: list[int] = []
+
+        def progress(done: int, total: int) -> None:
+            if done == 2 and not rolled:
+                rolled.append(done)
+                roll(log)
+
+        report = verify(log.storage, ROOT, BROKER, progress)
+        assert rolled and report.ok and report.messages == 6 and report.segments == 1
+
+    def test_it_ends_even_if_the_log_never_rests(self) -> None:
+        log = filled()
+        log.storage.delete(paths.commit(ROOT, 0))
+        runs: list[int] = []
+
+        def progress(done: int, total: int) -> None:
+            if done == 2:
+                runs.append(done)
+                mark = roll_module.Mark(epoch=len(runs))
+                roll_module.write_mark(log.storage, ROOT, mark, roll_module.Mark(), f"n{len(runs)}")
+
+        assert not verify(log.storage, ROOT, BROKER, progress).ok
+        assert 1 < len(runs) < 10
+
+    def test_commits_that_come_meanwhile_are_checked_too(self) -> None:
+        log = filled(count=2)
+
+        class Growing(Wrapped):
+            def read(self, path: str) -> bytes:
+                try:
+                    return super().read(path)
+                except NotFoundError:
+                    if path == paths.commit(ROOT, 2):
+                        log.append(message("late"))
+                        log.append(message("later"))
+                        log.snapshot()
+                    raise
+
+        report = verify(Growing(log.storage), ROOT, BROKER)
+        assert report.ok and report.log_end == 4
+
+
+class TestVerifyLooksDeeper:
+    def test_queue_offsets_that_jump_between_segments(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = filled(count=4, segment_bytes=1)
+        read_rows = roll_module._read_rows
+
+        def shifted(log: CommitLog, view: LogView, chunk: Any) -> pa.RecordBatch:
+            batch = read_rows(log, view, chunk)
+            if chunk.first < 2:
+                return batch
+            at = batch.schema.get_field_index("queueOffset")
+            moved = pa.array([offset + 1000 for offset in batch.column(at).to_pylist()], pa.int64())
+            return batch.set_column(at, batch.schema.field(at), moved)
+
+        monkeypatch.setattr(roll_module, "_read_rows", shifted)
+        assert len(roll(log).segments) == 4
+        assert [finding.first for finding in damage(log.storage)] == [2, 3]
+
+    def test_a_segment_whose_state_counts_wrongly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = filled(count=4)
+        pack_state = roll_module.pack_state
+
+        def wrong(state: LogState) -> str:
+            other = LogState.load(state.dump())
+            runs = prepare(message("x"), 1 << 18).runs
+            other.queues.advance(runs, [-1])
+            return pack_state(other)
+
+        monkeypatch.setattr(roll_module, "pack_state", wrong)
+        roll(log)
+        assert ["state" in finding.problem for finding in damage(log.storage)] == [True]
+
+    @pytest.mark.parametrize("expired", [False, True])
+    def test_good_segments_pass(self, expired: bool) -> None:
+        clock = ManualClock()
+        log = open_log(segment_bytes=1, clock=clock)
+        for number in range(6):
+            clock.wall_ms += 1000
+            log.append(
+                MessageBatch.merge([tagged(f"m{number}{part}", f"T{part}", f"k{part} j{number}") for part in (1, 2)])
+            )
+        roll(log)
+        if expired:
+            assert expire(log, before_ms=clock.wall_ms - 2500).segments
+        log.append(message("tail", topic="u"))
+        roll(log, min_commits=1)
+        assert damage(log.storage) == []
+
+    @pytest.mark.parametrize(
+        ("field", "of"),
+        [("bloom", tagged("a", "T", "other")), ("ids", tagged("a", "T", "k")), ("tags", tagged("m", "other", "k"))],
+    )
+    def test_metadata_that_would_hide_rows_of_a_commit(self, field: str, of: MessageBatch) -> None:
+        log = filled(count=1)
+        rows = prepare(tagged("m", "T", "k"), 1 << 18)
+        path = plant(log, rows, **{field: prepare(of, 1 << 18).doc[field]})
+        assert [finding.path for finding in damage(log.storage)] == [path]
+
+    @pytest.mark.parametrize("field", ["bloom", "ids", "tags"])
+    def test_metadata_that_would_hide_rows_of_a_row_file(self, field: str) -> None:
+        log = filled(count=1)
+        rows = prepare(tagged("m", "T", "k"), 1 << 18, "rows")
+        wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc[field]
+        encoded = file_format.encode(rows.blocks, {**rows.doc, field: wrong, "nonce": "n1"})
+        path = paths.data_file(ROOT, "n1.arrow")
+        log.storage.create_if_absent(path, encoded.pieces)
+        log.append_files([RowFile("n1.arrow", encoded.digest, 1, encoded.size, 1)])
+        assert path in [finding.path for finding in damage(log.storage)]
+
+    @pytest.mark.parametrize("field", ["bloom", "ids", "tags"])
+    def test_metadata_that_would_hide_rows_of_a_segment(self, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = open_log()
+        for number in range(3):
+            log.append(tagged(f"m{number}", "T", "k"))
+        describe = roll_module.describe
+        wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc[field]
+        monkeypatch.setattr(roll_module, "describe", lambda *given: {**describe(*given), field: wrong})
+        roll(log)
+        assert [(finding.first, finding.end) for finding in damage(log.storage)] == [(0, 3)]
+
+    def test_block_bounds_that_would_hide_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = filled(count=3)
+        bounds = roll_module._bounds
+        monkeypatch.setattr(roll_module, "_bounds", lambda batches: bounds(batches) + np.array([1, 0, 0, 0]))
+        roll(log)
+        assert ["bounds" in finding.problem for finding in damage(log.storage)] == [True]
+
+    def test_empty_keys_and_many_tags_hide_nothing(self) -> None:
+        log = open_log(block_bytes=4096)
+        rows = [tagged(f"m{number}", f"T{number % 90}", ("", " ", "k  j")[number % 3]) for number in range(900)]
+        rows += [message(f"n{number}", queue=number % 7) for number in range(900)]
+        for part in (rows[:5], rows[5:]):
+            log.append(MessageBatch.merge(part))
+        file = write_row_file(log.storage, ROOT, MessageBatch.merge(rows), nonce="n1", block_bytes=4096)
+        log.append_files([file])
+        assert damage(log.storage) == []
+        roll(log)
+        assert damage(log.storage) == []
+
+    def test_a_commit_that_describes_its_row_files_wrongly(self) -> None:
+        log = filled(count=1)
+        file = write_row_file(log.storage, ROOT, tagged("m", "T", "k"), nonce="n1", block_bytes=1 << 18)
+        rows = prepare_references(log.storage, ROOT, [file])
+        path = plant(log, rows, tags=prepare(tagged("m", "other", "k"), 1 << 18).doc["tags"])
+        assert [finding.path for finding in damage(log.storage)] == [path]
+
+
+class TestVerifySnapshots:
+    @pytest.mark.parametrize("floor", [False, True])
+    def test_one_that_differs_from_the_log_is_damage(self, floor: bool) -> None:
+        log = filled(count=3)
+        wrong = LogState.load(log.refresh().state.dump())
+        wrong.queues.advance(prepare(message("x"), 1 << 18).runs, [-1])
+        if floor:
+            roll(log)
+        path = write_snapshot(log.storage, ROOT, wrong, "5" * 32)
+        (found,) = damage(log.storage)
+        assert found.path == path and "delete this snapshot" in found.problem and found.first is None
+
+    def test_one_with_other_folds_is_damage(self) -> None:
+        log = filled(count=3)
+        wrong = LogState.load(log.refresh().state.dump())
+        wrong.fold(folds.SinkBatches).land("app", 7)
+        write_snapshot(log.storage, ROOT, wrong, "5" * 32)
+        assert len(damage(log.storage)) == 1
+
+    def test_good_ones_pass_whatever_was_rolled_or_expired_since(self) -> None:
+        clock = ManualClock()
+        log = open_log(segment_bytes=1, clock=clock)
+        for number in range(6):
+            clock.wall_ms += 1000
+            log.append(message(f"m{number}", queue=number % 3), app=("app", number))
+        log.snapshot()
+        truncate = json.dumps({"topic": "t"}).encode()
+        assert damage(log.storage) == []
+        other = open_log(log.storage, segment_bytes=1, clock=clock)
+        roll(other)
+        expire(other, before_ms=clock.wall_ms - 2500)
+        assert damage(log.storage) == []
+        log.append(message("cut", topic=folds.Truncations.topic, body=truncate))
+        log.snapshot()
+        log.append(message("end"))
+        log.snapshot()
+        report = verify(log.storage, ROOT, BROKER)
+        assert report.ok and report.snapshots == 2
+
+
+class TestForeignFiles:
+    @pytest.mark.parametrize("suffix", [".bak", "~", ".arrow", "-copy"])
+    def test_copies_under_other_names_are_left_alone(self, tmp_path: Path, suffix: str) -> None:
+        log = filled(LocalStorage(tmp_path), count=4)
+        log.snapshot()
+        roll(log)
+        log.append(message("m4"))
+        log.append(message("m5"))
+        log.snapshot()
+        foreign = []
+        for place in ("commitlog", "marks", "segments", "snapshots"):
+            directory = tmp_path / ROOT / place
+            for file in sorted(directory.glob("0*.arrow")):
+                copy = file.with_name(file.name + suffix)
+                shutil.copy(file, copy)
+                foreign.append(copy)
+        for number in (1, 4, 9):
+            copy = tmp_path / ROOT / "commitlog" / f"{number:020d}.arrow{suffix}"
+            copy.write_bytes(b"foreign")
+            foreign.append(copy)
+        found = verify(log.storage, ROOT, BROKER)
+        assert found.ok
+        assert {finding.path.rpartition("/")[2] for finding in found.findings} >= {copy.name for copy in foreign}
+        with open_log(LocalStorage(tmp_path)) as again:
+            roll(again)
+            again.append(message("m6"))
+            roll(again, min_commits=1)
+            recover(again.storage, ROOT, BROKER, SystemClock())
+            assert ids(again) == [f"m{number}" for number in range(7)]
+        assert all(copy.exists() for copy in foreign)
+
+    def test_names_are_read_exactly(self) -> None:
+        number = f"{7:020d}"
+        assert paths.file_number(f"{number}.arrow") == 7
+        assert paths.snapshot_offset(f"{number}-00ff.arrow") == 7
+        assert paths.segment_range(f"{number}-{9:020d}-00ff.arrow") == (7, 9)
+        for name in (number, f"{number}.arrow\n", f"{number}.arrow.bak", f"{number}-x.arrow", "\u0660" * 20 + ".arrow"):
+            assert paths.file_number(name) is None
+        for name in (f"{number}.arrow", f"{number}-.arrow", f"{number}-x.arrow.bak", f"x{number}-x.arrow"):
+            assert paths.snapshot_offset(name) is None and paths.segment_range(name) is None
+        assert paths.segment_range(f"{number}-00ff.arrow") is None
+
+
+def test_a_log_with_a_hole_is_not_opened_for_writing() -> None:
+    log = filled(count=4)
+    log.storage.delete(paths.commit(ROOT, 1))
+    with pytest.raises(CorruptDataError, match=paths.commit(ROOT, 1)):
+        open_log(log.storage)
+    assert [(finding.first, finding.end) for finding in damage(log.storage)] == [(1, 2)]
+
+
+class TestReadOnly:
+    def test_no_upkeep_through_a_handle_for_reading(self) -> None:
+        log = filled(count=3)
+        file = write_row_file(log.storage, ROOT, message("r"), nonce="n1", block_bytes=1 << 18)
+        before = {path: log.storage.read(path) for path in _every(log.storage)}
+        reader = CommitLog(log.storage, ROOT, BROKER, read_only=True, settings=LogSettings(delete_grace_ms=0))
+        for act in (roll, expire, lambda given: collect(given, orphan_age_ms=0)):
+            with pytest.raises(ReadOnlyError):
+                act(reader)
+        assert {path: log.storage.read(path) for path in _every(log.storage)} == before and file.rows == 1
+
+
+def _every(storage: Storage) -> list[str]:
+    places = (paths.commitlog, paths.marks, paths.segments, paths.data, paths.snapshots)
+    return [f"{place(ROOT)}/{info.name}" for place in places for info in storage.list(place(ROOT))]
+
+
+class TestStore:
+    def wrap(self, monkeypatch: pytest.MonkeyPatch) -> Wrapped:
+        storage = Wrapped(MemoryStorage())
+        monkeypatch.setattr(store_module, "open_storage", lambda *given, **named: storage)
+        return storage
+
+    def test_deleting_a_topic_can_be_repeated(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        storage = self.wrap(monkeypatch)
+        store = Store.create("memory://x", settings=LogSettings(append_timeout_ms=50))
+        for down in ("brokers/", "nameserver/"):
+            store.create_topic("t", queues=1)
+            Producer(store).send(Message(topic="t", body=b"secret"))
+
+            def refuse(path: str, down: str = down) -> None:
+                if path.startswith(down):
+                    raise UnavailableError("down")
+
+            storage.before_create = refuse
+            with pytest.raises(UnavailableError):
+                store.delete_topic("t")
+            storage.before_create = None
+            store.delete_topic("t")
+            assert store.find_topic("t") is None
+            store.create_topic("t", queues=1)
+            bodies = [
+                body
+                for batch in store.log().scan(Query(topics=frozenset({"t"}), columns=("body",)))
+                for body in batch.column(0)
+            ]
+            assert bodies == []
+
+    def test_closing_closes_every_log_and_says_what_failed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        storage = self.wrap(monkeypatch)
+        settings = LogSettings(flush=Flush.BUFFERED, linger_ms=60_000, append_timeout_ms=50)
+        store = Store.create("memory://x", settings=settings)
+        for broker in ("a", "b"):
+            store.log(broker).append(message(broker))
+
+        def refuse(path: str) -> None:
+            if path.startswith("brokers/a"):
+                raise UnavailableError("down")
+
+        storage.before_create = refuse
+        with pytest.raises(UnavailableError):
+            store.close()
+        storage.before_create = None
+        with Store.open("memory://x") as again:
+            assert ids(again.log("b")) == ["b"]
+        store.close()
