@@ -6,9 +6,11 @@ whole columns; the only Python loops are over distinct topics and tags.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby, pairwise
 from typing import Any, Final
 
@@ -21,6 +23,8 @@ from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
 from rmq_spark.model import java_hash, names
 
+MANY_ROWS: Final = 20_000
+"""From so many rows on, columns are sorted by two threads."""
 TAGS_PER_RUN_MAX: Final = 64
 """A run with more distinct tags than this lists none of them, and is never pruned by tag."""
 
@@ -294,9 +298,21 @@ def _stable_order(topic: I32, queue: I32, topics: int, group: I64) -> I64:
 def _permute(batch: pa.RecordBatch, order: I64) -> pa.RecordBatch:
     """The rows in another order; columns with one value only (many are) need no work."""
     indices = pa.array(order)
-    return pa.RecordBatch.from_arrays(
-        [column if _is_uniform(column) else column.take(indices) for column in batch.columns], schema=batch.schema
-    )
+
+    def permuted(column: pa.Array) -> pa.Array:
+        return column if _is_uniform(column) else column.take(indices)
+
+    # Taking a column is one long call that lets other threads run; small batches are not worth the hand-over.
+    columns = _takers().map(permuted, batch.columns) if len(order) >= MANY_ROWS else map(permuted, batch.columns)
+    return pa.RecordBatch.from_arrays(list(columns), schema=batch.schema)
+
+
+@cache
+def _takers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, thread_name_prefix="rmq-sort")
+
+
+os.register_at_fork(after_in_child=_takers.cache_clear)  # threads do not survive a fork; a child starts its own
 
 
 def _is_uniform(column: pa.Array) -> bool:

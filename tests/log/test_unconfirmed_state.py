@@ -137,6 +137,7 @@ def test_a_batch_whose_append_was_interrupted_lands_once_when_repeated() -> None
     assert ids(open_log(base)) == ["A"]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12: fork beside threads, on purpose
 def test_a_handle_does_not_work_on_the_other_side_of_a_fork(tmp_path: Any) -> None:
     with Store.create(str(tmp_path)) as store:
         log = store.log()
