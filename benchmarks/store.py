@@ -27,7 +27,6 @@ from rmq_spark.model.settings import LogSettings
 from rmq_spark.storage.local import LocalStorage
 
 BODY = b"x" * 100
-WANTED = {}
 
 
 def directory():
@@ -198,12 +197,11 @@ def scan():
             roll(log)
         gc.collect()
         before, peak = resident_mb(), 0.0
-        everything, stats = ScanStats(), ScanStats()
+        everything = ScanStats()
         started = time.perf_counter()
         for _ in log.scan(stats=everything):
             peak = max(peak, resident_mb())
         seconds = time.perf_counter() - started
-        list(log.scan(Query(queues=frozenset([3]), columns=("queueOffset",)), stats))
         part = ScanStats()
         for _ in log.scan(Query(queues=frozenset([3])), part):
             pass

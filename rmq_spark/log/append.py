@@ -166,7 +166,6 @@ class Appender:
             OutcomeUnknownError: it may have been written; pass the error's `attempt` as `again` to find out.
         """
         attempt = again
-        self.current = None
         if attempt is None:
             attempt = Attempt(rows, -1, -1, 0, np.empty(0, np.int64))
         if attempt.settled and not attempt.landed:

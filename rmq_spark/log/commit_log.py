@@ -30,7 +30,7 @@ from rmq_spark.errors import (
 from rmq_spark.log import scan
 from rmq_spark.log.append import Appender, Attempt, Expect, Landed, UnclearAppend
 from rmq_spark.log.flusher import Periodic
-from rmq_spark.log.folds import FOLD_TOPICS, check_record
+from rmq_spark.log.folds import check_record
 from rmq_spark.log.group_commit import GroupCommit, Request
 from rmq_spark.log.message_batch import BODY, MessageBatch
 from rmq_spark.log.recover import strays
@@ -131,8 +131,7 @@ class CommitLog:
         """
         self.check_writable()
         for row in batch.rows or ():
-            if row[0] in FOLD_TOPICS:
-                check_record(row[0], row[BODY])  # a record that cannot be folded would end the log for everybody
+            check_record(row[0], row[BODY])  # a record that cannot be folded would end the log for everybody
         request = Request(batch, expect, app)
         if self.settings.flush is Flush.BUFFERED:
             if not request.alone:

@@ -227,7 +227,7 @@ def _column_ends(batch: pa.RecordBatch, message: pa.Buffer, body: int) -> list[i
 # ---------------------------------------------------------------- decoding
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True)
 class _Places:
     """Decoded block table."""
 

@@ -136,9 +136,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
 
 def newest_mark(storage: Storage, root: str, known: Mark) -> Mark:
     """Return the newest mark, which is `known` if there is no later one. Walks by name; lists nothing."""
-    epoch = known.epoch
-    while storage.exists(paths.mark(root, epoch + 1)):
-        epoch += 1
+    epoch = _last_epoch(storage, root, known.epoch)
     return known if epoch == known.epoch else read_mark(storage, root, epoch)
 
 
@@ -148,7 +146,12 @@ def find_mark(storage: Storage, root: str) -> Mark:
     The listing only saves steps: if it is stale, the walk by name finds the rest.
     """
     listed = [paths.file_number(info.name) or 0 for info in storage.list(paths.marks(root))]
-    epoch = max(listed, default=0)
+    epoch = _last_epoch(storage, root, max(listed, default=0))
+    return read_mark(storage, root, epoch) if epoch else Mark()
+
+
+def _last_epoch(storage: Storage, root: str, epoch: int) -> int:
+    """Walk by name from a mark that is there (or from the beginning) to the last one."""
     while storage.exists(paths.mark(root, epoch + 1)):
         epoch += 1
-    return read_mark(storage, root, epoch) if epoch else Mark()
+    return epoch
