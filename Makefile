@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 FETCHED := $(VENV)/.fetched
 EXTRAS := cli,hdfs,s3,spark,delta,dev
-BUILD := hatchling editables
+# pyspark comes as a source archive, which setuptools and wheel must build: an empty pip cache has nothing else
+BUILD := hatchling editables setuptools wheel
 JARS := hdfs rocketmq-filter
 WORKERS ?= 2
 DEMO_STORE ?=
