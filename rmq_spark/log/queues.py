@@ -82,6 +82,14 @@ class Queues:
         for queue in np.flatnonzero(self._next[low : low + count]).tolist():
             yield queue, int(self._start[low + queue]), int(self._next[low + queue])
 
+    def arrays(self, topic: str) -> tuple[I64, I64]:
+        """Copies of (first readable offset, next offset) of each queue of `topic`, indexed by queue id."""
+        topic_id = self._ids.get(topic)
+        if topic_id is None:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        part = slice(int(self._base[topic_id]), int(self._base[topic_id] + self._capacity[topic_id]))
+        return self._start[part].copy(), self._next[part].copy()
+
     def starts(self) -> dict[str, I64]:
         """Copies of the start offsets by queue, of the topics where any queue does not start at 0."""
         found = {}

@@ -7,162 +7,32 @@ range's rows have the same order in every file: by topic, queue and log offset.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_spark.errors import CorruptDataError, DataExpiredError, InvalidRequestError, NotFoundError
+from rmq_spark.errors import CorruptDataError, DataExpiredError, NotFoundError
 from rmq_spark.log import bloom, schema
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
-from rmq_spark.log.marks import Mark, SegmentRef
+from rmq_spark.log.marks import Mark
+from rmq_spark.log.scan_plan import Log, Plan, Query, ScanStats, Source, plan, segment_source
 from rmq_spark.log.state import fingerprint
-from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
-
-if TYPE_CHECKING:
-    from rmq_spark.log.commit_log import CommitLog
 
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
 
+__all__ = ["Log", "Plan", "Query", "ScanStats", "Source", "plan", "run"]
+
 _PHYSICAL = {"commitOffset", "queueOffset", "storeTimestamp"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """What to read. Every part narrows it; the default is everything."""
-
-    topics: frozenset[str] | None = None
-    """Only these topics; None: all, system topics included."""
-    queues: frozenset[int] | None = None
-    """Only these queue ids."""
-    start: int = 0
-    """First log offset."""
-    end: int | None = None
-    """Exclusive end as a log offset; None: what is there now."""
-    queue_start: int = 0
-    """First queue offset, in every queue."""
-    queue_end: int | None = None
-    """Exclusive end as a queue offset, in every queue."""
-    ranges: Mapping[tuple[str, int], tuple[int, int]] | None = None
-    """Queue offset ranges by (topic, queue); queues that are not named are not read."""
-    from_ms: int | None = None
-    """Only messages with storeTimestamp >= this."""
-    to_ms: int | None = None
-    """Only messages with storeTimestamp < this."""
-    tag_codes: frozenset[int] | None = None
-    """Skip runs that hold none of these tag hash codes. Prunes only; give `predicate` for the real strings."""
-    key: str | None = None
-    """Only messages that have this key among theirs."""
-    msg_id: str | None = None
-    """Only messages with this id."""
-    predicate: Callable[[pa.RecordBatch], BOOL] | None = None
-    """A mask over rows that have at least `predicate_columns`."""
-    predicate_columns: tuple[str, ...] = ()
-    """What `predicate` looks at."""
-    columns: tuple[str, ...] | None = None
-    """Columns to return, in this order; None: all of `schema.MESSAGE`."""
-    skip_expired: bool = False
-    """True: a range that retention deletes while it is read is left out instead of raising."""
-
-
-@dataclass(slots=True)
-class ScanStats:
-    """What a scan touched; filled in as it runs."""
-
-    files_read: int = 0
-    files_pruned: int = 0
-    blocks_read: int = 0
-    blocks_pruned: int = 0
-    bytes_read: int = 0
-    bytes_pruned: int = 0
-    rows_read: int = 0
-    rows_returned: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A log range and where it is."""
-
-    first: int
-    end: int
-    path: str
-    kind: str
-    print_: int = 0
-    """For a commit or a segment: its fingerprint."""
-    commit: FileMeta | None = None
-    """For a row file: the commit that refers to it."""
-    part: int = 0
-    """For a row file: which of the commit's."""
-
-
-@dataclass(slots=True)
-class Plan:
-    """A fixed range to read."""
-
-    query: Query
-    sources: list[Source]
-    end: int
-    starts: dict[str, I64]
-    stats: ScanStats = field(default_factory=ScanStats)
-
-
-def plan(view: LogView, query: Query, stats: ScanStats) -> Plan:
-    """Decide which files to look at, from what the view knows; reads nothing.
-
-    Raises:
-        InvalidRequestError: an unknown column.
-    """
-    for name in (query.columns or ()) + query.predicate_columns:
-        if name not in schema.MESSAGE.names:
-            raise InvalidRequestError("unknown column", column=name, known=schema.MESSAGE.names)
-    if query.predicate is not None and not query.predicate_columns:
-        raise InvalidRequestError("a predicate needs predicate_columns: which columns it looks at")
-    state, mark = view.state, view.mark
-    end = state.offset if query.end is None else min(query.end, state.offset)
-    start = max(query.start, mark.log_start)
-    sources = [
-        _segment_source(view.root, segment, segment.first, segment.end)
-        for segment in mark.segments
-        if segment.end > start
-        and segment.first < end
-        and (query.from_ms is None or segment.max_ms >= query.from_ms)
-        and (query.to_ms is None or segment.min_ms < query.to_ms)
-    ]
-    stats.files_pruned += len(mark.segments) - len(sources)
-    if end > mark.floor:
-        sources += _tail_sources(view, query, max(start, mark.floor), end, stats)
-    narrowed = replace(query, start=start, end=end)
-    return Plan(narrowed, sources, end, state.queues.starts(), stats)
-
-
-def _tail_sources(view: LogView, query: Query, start: int, end: int, stats: ScanStats) -> list[Source]:
-    commits = view.state.commits
-    firsts = np.frombuffer(commits.firsts, np.int64).copy()
-    times = np.frombuffer(commits.times, np.int64).copy()
-    prints = np.frombuffer(commits.prints, np.int64).copy()
-    ends = np.append(firsts[1:], view.state.offset)
-    wanted = (ends > start) & (firsts < end)
-    if query.from_ms is not None:
-        wanted &= times >= query.from_ms
-    if query.to_ms is not None:
-        wanted &= times < query.to_ms
-    stats.files_pruned += int((~wanted).sum())
-    return [
-        Source(first, last, paths.commit(view.root, first), "commit", print_)
-        for first, last, print_ in zip(
-            firsts[wanted].tolist(), ends[wanted].tolist(), prints[wanted].tolist(), strict=True
-        )
-    ]
-
-
-def run(log: CommitLog, planned: Plan) -> Iterator[pa.RecordBatch]:
+def run(log: Log, planned: Plan) -> Iterator[pa.RecordBatch]:
     """Carry out a plan.
 
     Raises:
@@ -175,7 +45,7 @@ def run(log: CommitLog, planned: Plan) -> Iterator[pa.RecordBatch]:
             yield batch
 
 
-def _read_moving(log: CommitLog, planned: Plan, source: Source) -> Iterator[pa.RecordBatch]:
+def _read_moving(log: Log, planned: Plan, source: Source) -> Iterator[pa.RecordBatch]:
     """Read one source; if its file is gone, read the same rows from where they are now."""
     returned = 0
     while True:
@@ -214,15 +84,11 @@ def _relocate(mark: Mark, root: str, source: Source) -> Source | None:
         return None
     for segment in mark.segments:
         if segment.first <= source.first and source.end <= segment.end:
-            return _segment_source(root, segment, source.first, source.end)
+            return segment_source(root, segment, source.first, source.end)
     return source
 
 
-def _segment_source(root: str, segment: SegmentRef, first: int, end: int) -> Source:
-    return Source(first, end, f"{paths.segments(root)}/{segment.name}", "segment", fingerprint(segment.digest))
-
-
-def _read(log: CommitLog, planned: Plan, source: Source) -> Iterator[pa.RecordBatch]:
+def _read(log: Log, planned: Plan, source: Source) -> Iterator[pa.RecordBatch]:
     meta = read_meta(log.storage, source.path, source.kind)
     if source.kind != "rows" and fingerprint(meta.digest) != source.print_:
         # The planned commit was rolled and its name taken again by a writer that slept: as good as gone. Of a segment
@@ -245,10 +111,12 @@ def _read(log: CommitLog, planned: Plan, source: Source) -> Iterator[pa.RecordBa
 class _Reading:
     """One file's part of a scan."""
 
-    def __init__(self, log: CommitLog, planned: Plan, source: Source, meta: FileMeta) -> None:
+    def __init__(self, log: Log, planned: Plan, source: Source, meta: FileMeta) -> None:
         self._broker = log.broker
         self._query = planned.query
         self._starts = planned.starts
+        self._bounds = planned.bounds
+        self._keys = planned.keys
         self._stats = planned.stats
         self._source = source
         self._meta = meta
@@ -283,7 +151,7 @@ class _Reading:
 
     def _may_match(self) -> bool:
         query, doc = self._query, self._meta.doc
-        if query.key is not None and not bloom.may_contain(self._meta.bloom, query.key):
+        if self._keys and not any(bloom.may_contain(self._meta.bloom, key) for key in self._keys):
             return False
         return query.msg_id is None or doc["ids"][0] <= query.msg_id <= doc["ids"][1]
 
@@ -304,7 +172,7 @@ class _Reading:
                 mine = (runs.topic == index) & (runs.queue < len(starts))
                 low[mine] = np.maximum(low[mine], starts[runs.queue[mine]])
         if query.ranges is not None:
-            self._apply_ranges(query.ranges, keep, low, high)
+            self._apply_ranges(keep, low, high)
         first = self._first_rows + np.clip(low - bases, 0, runs.rows)
         last = self._first_rows + np.clip(high - bases, 0, runs.rows)
         if not self._settled:
@@ -326,13 +194,19 @@ class _Reading:
         found: BOOL = (np.bincount(hits, minlength=len(counts)) > 0) | (runs.tag_counts < 0)
         return found
 
-    def _apply_ranges(self, ranges: Mapping[tuple[str, int], tuple[int, int]], keep: BOOL, low: I64, high: I64) -> None:
+    def _apply_ranges(self, keep: BOOL, low: I64, high: I64) -> None:
         runs = self._meta.runs
-        nothing = (0, 0)
-        for run in np.flatnonzero(keep).tolist():
-            wanted = ranges.get((runs.topics[runs.topic[run]], int(runs.queue[run])), nothing)
-            low[run] = max(int(low[run]), wanted[0])
-            high[run] = min(int(high[run]), wanted[1])
+        named = np.zeros(len(keep), np.bool_)
+        for index, topic in enumerate(runs.topics):
+            if (found := self._bounds.get(topic)) is None:
+                continue
+            lows, highs = found
+            mine = np.flatnonzero((runs.topic == index) & (runs.queue < len(lows)))
+            queue = runs.queue[mine]
+            named[mine] = True
+            low[mine] = np.maximum(low[mine], lows[queue])
+            high[mine] = np.minimum(high[mine], highs[queue])
+        keep &= named
 
     def _blocks(self, first: I64, last: I64) -> list[int]:
         starts = self._meta.block_rows
@@ -376,7 +250,7 @@ class _Reading:
         """Columns that decide which rows match."""
         query = self._query
         names = list(query.predicate_columns)
-        if query.key is not None:
+        if self._keys:
             names.append("keys")
         if query.msg_id is not None:
             names.append("msgId")
@@ -396,8 +270,8 @@ class _Reading:
     def _mask(self, batch: pa.RecordBatch) -> BOOL:
         query = self._query
         mask = np.ones(batch.num_rows, np.bool_)
-        if query.key is not None:
-            mask &= _has_key(batch.column("keys"), query.key)
+        if self._keys:
+            mask &= np.logical_or.reduce([_has_key(batch.column("keys"), key) for key in self._keys])
         if query.msg_id is not None:
             mask &= _bools(pc.equal(batch.column("msgId"), query.msg_id))
         if "storeTimestamp" in batch.schema.names:
