@@ -10,8 +10,8 @@ import typer
 from rmq_spark.cli import logs
 from rmq_spark.cli.options import BrokersOption, ConfOption, JsonOption, NameserverOption, StoreOption, common
 from rmq_spark.cli.output import Cell, Table
-from rmq_spark.cli.times import format_ms
 from rmq_spark.errors import CorruptDataError, NotFoundError
+from rmq_spark.model.times import format_ms
 from rmq_spark.storage import paths
 
 if TYPE_CHECKING:

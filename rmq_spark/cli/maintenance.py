@@ -9,7 +9,7 @@ import typer
 from rmq_spark.cli import logs
 from rmq_spark.cli.options import BrokersOption, ConfOption, JsonOption, NameserverOption, StoreOption, common
 from rmq_spark.cli.output import Table
-from rmq_spark.cli.times import parse_time
+from rmq_spark.model.times import parse_time
 
 
 def roll(

@@ -12,8 +12,8 @@ import typer
 from rmq_spark.cli import logs
 from rmq_spark.cli.options import INT64_MAX, BrokersOption, ConfOption, JsonOption, StoreOption, common
 from rmq_spark.cli.output import Output, printable, to_json
-from rmq_spark.cli.times import FORMS, format_ms, parse_time
 from rmq_spark.errors import InvalidRequestError, NotFoundError
+from rmq_spark.model.times import FORMS, format_ms, parse_time
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_spark.cli.times import format_ms, parse_time
 from rmq_spark.errors import InvalidRequestError
+from rmq_spark.model.times import format_ms, parse_time
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Spark's data source: `format("rocketmq")` for batch and streams, read and write."""

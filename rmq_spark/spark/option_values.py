@@ -1,0 +1,294 @@
+"""Reading one option's value: booleans, numbers, sizes, durations, times, and JSON over queues.
+
+Each function takes all given options (by their documented names) and the name of one, so that every error can name it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from rmq_spark.errors import InvalidRequestError
+from rmq_spark.model import names
+from rmq_spark.model.times import parse_time
+from rmq_spark.spark.bounds import EARLIEST, QueueKey
+
+INT64_MAX: Final = 2**63 - 1
+
+_NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)
+_AMOUNT: Final = re.compile(r"(\d{1,19})\s*([a-z]*)", re.ASCII)
+_SIZES: Final = {"": 1, "b": 1} | {
+    f"{letter}{b}": 1 << 10 * power for power, letter in enumerate("kmgt", 1) for b in ("", "b")
+}
+_DURATIONS: Final = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_TOPIC_FORM: Final = '{"topic": {"queue": value}} or {"topic": {"broker": {"queue": value}}}'
+
+Given = Mapping[str, str]
+
+
+def text(given: Given, name: str) -> str | None:
+    """The value without blanks around it; None when absent.
+
+    Raises:
+        InvalidRequestError: it is blank.
+    """
+    if name not in given:
+        return None
+    value = given[name].strip()
+    if not value:
+        raise InvalidRequestError(f"option {name} is blank; give a value or leave it out")
+    return value
+
+
+def checked(given: Given, name: str, check: Callable[[str], str]) -> str | None:
+    """The value if `check` lets it pass; None when absent.
+
+    Raises:
+        InvalidRequestError: it is blank, or `check` refuses it.
+    """
+    value = text(given, name)
+    return None if value is None else named(name, value, check)
+
+
+def named(name: str, value: str, check: Callable[[str], str]) -> str:
+    """`check(value)`, with the option's name in its error.
+
+    Raises:
+        InvalidRequestError: `check` refuses it.
+    """
+    try:
+        return check(value)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"option {name}: {error.args[0]}", **error.context) from error
+
+
+def boolean(given: Given, name: str, default: bool) -> bool:
+    """`true` or `false`, in any case.
+
+    Raises:
+        InvalidRequestError: another word.
+    """
+    if name not in given:
+        return default
+    word = given[name].strip().lower()
+    if word not in ("true", "false"):
+        raise InvalidRequestError(f"option {name} is true or false", value=given[name])
+    return word == "true"
+
+
+def choice(given: Given, name: str, words: tuple[str, ...]) -> str:
+    """One of `words`, in any case; the first when absent.
+
+    Raises:
+        InvalidRequestError: another word.
+    """
+    word = given.get(name, words[0]).strip().lower()
+    if word not in words:
+        raise InvalidRequestError(f"option {name} is {' or '.join(words)}", value=given[name])
+    return word
+
+
+def number(given: Given, name: str, *, least: int = 1) -> int | None:
+    """A whole number; None when absent.
+
+    Raises:
+        InvalidRequestError: not a number, or below `least`, or beyond 64 bits.
+    """
+    if name not in given:
+        return None
+    value = given[name].strip()
+    if not _NUMBER.fullmatch(value) or not least <= int(value) <= INT64_MAX:
+        raise InvalidRequestError(f"option {name} is a whole number of at least {least}", value=given[name])
+    return int(value)
+
+
+def size(given: Given, name: str) -> int | None:
+    """Bytes, with an optional unit k, m, g or t (powers of 1024); None when absent.
+
+    Raises:
+        InvalidRequestError: not a size, or 0.
+    """
+    if name not in given:
+        return None
+    found = _amount(given[name], _SIZES)
+    if not found:
+        raise InvalidRequestError(
+            f"option {name} is a size: bytes, or with a unit as in 512k, 64m, 1g", value=given[name]
+        )
+    return found
+
+
+def duration_ms(given: Given, name: str, default: int) -> int:
+    """Milliseconds, with an optional unit ms, s, m, h or d.
+
+    Raises:
+        InvalidRequestError: not a duration.
+    """
+    if name not in given:
+        return default
+    found = _amount(given[name], _DURATIONS)
+    if found is None:
+        raise InvalidRequestError(
+            f"option {name} is a duration: milliseconds, or with a unit as in 500ms, 30s, 15m", value=given[name]
+        )
+    return found
+
+
+def time_ms(given: Given, name: str) -> int | None:
+    """Milliseconds since 1970, from such a number or ISO 8601 (UTC unless it says otherwise); None when absent.
+
+    Raises:
+        InvalidRequestError: not a time.
+    """
+    return _moment(given[name].strip(), f"option {name}") if name in given else None
+
+
+def words(given: Given, name: str) -> tuple[str, ...]:
+    """Words between spaces and commas, each once.
+
+    Raises:
+        InvalidRequestError: the option is given without any.
+    """
+    if name not in given:
+        return ()
+    found = tuple(dict.fromkeys(filter(None, re.split(r"[\s,]+", given[name]))))
+    if not found:
+        raise InvalidRequestError(f"option {name} is blank; give a value or leave it out")
+    return found
+
+
+def json_object(given: Given, name: str) -> dict[str, Any]:
+    """A JSON object; empty when absent.
+
+    Raises:
+        InvalidRequestError: not JSON, not an object, or with a name twice.
+    """
+    if name not in given:
+        return {}
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in made:
+                raise InvalidRequestError(f"option {name} has a name twice", name=key)
+            made[key] = value
+        return made
+
+    try:
+        value = json.loads(given[name], object_pairs_hook=once)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"option {name} is not JSON", value=_cut(given[name]), reason=str(error)) from error
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"option {name} is a JSON object", value=_cut(given[name]))
+    return value
+
+
+def assigned_queues(given: Given, name: str) -> dict[tuple[str, str | None], tuple[int, ...]]:
+    """Queue numbers from `{"topic": [0, 1]}` or `{"topic": {"broker": [0, 1]}}`.
+
+    Raises:
+        InvalidRequestError: another form, an illegal name or number, or no queue at all.
+    """
+    found: dict[tuple[str, str | None], tuple[int, ...]] = {}
+    for topic, part in json_object(given, name).items():
+        named(name, topic, names.check_topic)
+        by_broker: Mapping[str | None, Any] = part if isinstance(part, dict) else {None: part}
+        for broker, queues in by_broker.items():
+            if broker is not None:
+                named(name, broker, names.check_broker)
+            if not isinstance(queues, list) or not queues:
+                raise InvalidRequestError(
+                    f'option {name} is {{"topic": [0, 1]}} or {{"topic": {{"broker": [0, 1]}}}}',
+                    topic=topic,
+                    value=_cut(str(queues)),
+                )
+            found[topic, broker] = tuple(sorted({_queue_id(name, queue) for queue in queues}))
+    if not found:
+        raise InvalidRequestError(f"option {name} names no queue", value=_cut(given[name]))
+    return found
+
+
+def queue_offsets(given: Given, name: str) -> dict[QueueKey, int]:
+    """Offsets per queue, -1 and -2 included.
+
+    Raises:
+        InvalidRequestError: neither a word nor one of the two forms; an illegal name or number.
+    """
+    if not given[name].lstrip().startswith("{"):
+        raise InvalidRequestError(
+            f"option {name} is earliest, latest, group, or {_TOPIC_FORM}", value=_cut(given[name])
+        )
+    found: dict[QueueKey, int] = {}
+    for key, value in _queue_values(name, json_object(given, name)):
+        if not _is_whole(value) or not EARLIEST <= value <= INT64_MAX:
+            raise InvalidRequestError(
+                f"option {name}: an offset is a whole number, or -1 (latest) or -2 (earliest)", queue=key, value=value
+            )
+        found[key] = value
+    if not found:
+        raise InvalidRequestError(f"option {name} names no queue", value=_cut(given[name]))
+    return found
+
+
+def queue_times(given: Given, name: str) -> dict[QueueKey, int] | None:
+    """Times per queue, as numbers or texts; None when absent.
+
+    Raises:
+        InvalidRequestError: none of the two forms; an illegal name, number or time.
+    """
+    if name not in given:
+        return None
+    found: dict[QueueKey, int] = {}
+    for key, value in _queue_values(name, json_object(given, name)):
+        if isinstance(value, str) or (_is_whole(value) and value >= 0):
+            found[key] = _moment(str(value), f"option {name}")
+        else:
+            raise InvalidRequestError(f"option {name}: not a time", queue=key, value=_cut(str(value)))
+    if not found:
+        raise InvalidRequestError(f"option {name} names no queue", value=_cut(given[name]))
+    return found
+
+
+def _queue_values(name: str, value: dict[str, Any]) -> Iterator[tuple[QueueKey, Any]]:
+    for topic, part in value.items():
+        named(name, topic, names.check_topic)
+        if not isinstance(part, dict):
+            raise InvalidRequestError(f"option {name} is {_TOPIC_FORM}", topic=topic, value=_cut(str(part)))
+        for first, inner in part.items():
+            if isinstance(inner, dict):
+                broker = named(name, first, names.check_broker)
+                for queue, leaf in inner.items():
+                    yield (topic, broker, _queue_id(name, queue)), leaf
+            else:
+                yield (topic, None, _queue_id(name, first)), inner
+
+
+def _queue_id(name: str, value: Any) -> int:
+    number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+    if not _is_whole(number) or not 0 <= number < names.QUEUES_MAX:
+        raise InvalidRequestError(f"option {name}: a queue id is a number from 0 to 65535", value=_cut(str(value)))
+    return int(number)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _moment(value: str, option: str) -> int:
+    if value == "now":  # which moment that is depends on who asks when: a plan must not
+        raise InvalidRequestError(f"{option} takes milliseconds since 1970 or ISO 8601", value=value)
+    return parse_time(value, option, 0)
+
+
+def _amount(value: str, units: Mapping[str, int]) -> int | None:
+    match = _AMOUNT.fullmatch(value.strip().lower())
+    if match is None or match[2] not in units:
+        return None
+    found = int(match[1]) * units[match[2]]
+    return found if found <= INT64_MAX else None
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= 80 else f"{value[:77]}..."
