@@ -34,6 +34,7 @@ import pyarrow as pa
 from rmq_spark.errors import CorruptDataError, UnsupportedVersionError
 from rmq_spark.log import ipc_file
 from rmq_spark.log import schema as columns
+from rmq_spark.log.checksum import crc32
 from rmq_spark.log.message_batch import Runs
 
 VERSION: Final = 1
@@ -140,7 +141,7 @@ def make_blocks(kind: str, batches: Sequence[pa.RecordBatch]) -> Blocks:
     for index, message in enumerate(messages):
         view = memoryview(message)
         body = _body_at(view)
-        fixed[index] = batches[index].num_rows, body, message.size, zlib.crc32(view[:body])
+        fixed[index] = batches[index].num_rows, body, message.size, crc32(view[:body])
         ends[index] = _column_ends(pa.ipc.read_record_batch(message, schema), message, body)
         sums[index] = column_sums(view, body, ends[index], range(len(schema)))
     flat = np.concatenate([fixed.ravel(), sums.ravel(), ends.ravel()])
@@ -164,12 +165,12 @@ def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
         places.append((at, body, size - body))
         at += size
     tail = _tail(blocks.kind, text, digest, places)
-    crc = zlib.crc32(head)
+    crc = crc32(head)
     if blocks.table is None:
         for message in blocks.messages:
-            crc = zlib.crc32(message, crc)
+            crc = crc32(message, crc)
     digits_at = tail.rfind(_CRC_MARK) + len(_CRC_MARK)
-    tail[digits_at : digits_at + 8] = b"%08x" % zlib.crc32(tail, crc)
+    tail[digits_at : digits_at + 8] = b"%08x" % crc32(tail, crc)
     pieces: list[memoryview | bytes] = [head, *(memoryview(message) for message in blocks.messages), bytes(tail)]
     return Encoded(pieces, digest, at + len(tail))
 
@@ -203,7 +204,7 @@ def _make_tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int,
 
 def column_sums(block: memoryview, body: int, ends: U32, wanted: Iterable[int]) -> list[int]:
     """CRC-32 of the byte ranges of the wanted columns, padding included."""
-    return [zlib.crc32(block[body + (int(ends[i - 1]) if i else 0) : body + int(ends[i])]) for i in wanted]
+    return [crc32(block[body + (int(ends[i - 1]) if i else 0) : body + int(ends[i])]) for i in wanted]
 
 
 def _body_at(message: memoryview) -> int:
@@ -365,7 +366,7 @@ def check_block(meta: FileMeta, block: int, data: memoryview, wanted: Sequence[i
     """
     places = meta.places
     body = int(places.body[block])
-    if body > len(data) or zlib.crc32(data[:body]) != int(places.header_sums[block]):
+    if body > len(data) or crc32(data[:body]) != int(places.header_sums[block]):
         raise meta.corrupt("block header's check-sum is wrong", block=block)
     found = column_sums(data, body, places.ends[block], wanted)
     for column, crc in zip(wanted, found, strict=True):
@@ -384,8 +385,8 @@ def _check_outside(meta: FileMeta, data: bytes) -> None:
     at = data.rfind(_CRC_MARK) + len(_CRC_MARK)
     if at < end:
         raise meta.corrupt("the file check-sum's mark is missing")
-    crc = zlib.crc32(_CRC_ZEROS, zlib.crc32(view[end:at], zlib.crc32(view[:begin])))
-    if data[at : at + 8] != b"%08x" % zlib.crc32(view[at + 8 :], crc):
+    crc = crc32(_CRC_ZEROS, crc32(view[end:at], crc32(view[:begin])))
+    if data[at : at + 8] != b"%08x" % crc32(view[at + 8 :], crc):
         raise meta.corrupt("file check-sum is wrong", size=len(data))
 
 
