@@ -1,0 +1,84 @@
+"""The batch side of the source: plan once when Spark asks for partitions, then tasks read.
+
+The plan is frozen when the DataFrame is first planned: reading it twice gives the same messages, loading it anew sees
+new ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rmq_spark.client.store import Store
+from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.run_table import RunIndex
+from rmq_spark.log.scan import Query, ScanStats
+from rmq_spark.spark.bounds import ByTimestamp
+from rmq_spark.spark.options import ReadOptions
+from rmq_spark.spark.read_plan import Task, make_tasks, queue_ranges
+from rmq_spark.spark.resolve import queue_bounds
+from rmq_spark.spark.schema import shape_of
+from rmq_spark.spark.subscription import Subscription, check_topics
+from rmq_spark.spark.task_reader import read_task
+
+_log = logging.getLogger(__name__)
+
+
+class TaskPartition(InputPartition):
+    """One task of a read."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.task = task
+
+
+class RocketMQBatchReader(DataSourceReader):
+    """Reads a fixed range of messages. Defines no `pushFilters`: that hook of Spark 4.2 mixes up DataFrames."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._shape = shape_of(schema, decompress=options.decompress)
+        self._from_ms = options.starting.ms if isinstance(options.starting, ByTimestamp) else None
+        self._to_ms = options.ending.ms if isinstance(options.ending, ByTimestamp) else None
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        with Store.open(options.store, options=options.storage_options, read_only=True) as store:
+            check_topics(store, options)
+            tasks = [task for broker in store.brokers() for task in self._plan(store.log(broker))]
+        return [TaskPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, TaskPartition):
+            return iter(())  # Spark's stand-in when there is nothing to read
+        return read_task(self._options, self._shape, partition.task, self._from_ms, self._to_ms)
+
+    def _plan(self, log: CommitLog) -> list[Task]:
+        options = self._options
+        subscription = Subscription(options, log.broker)
+        bounds = queue_bounds(log, options, subscription)
+        stats = ScanStats()
+        query = Query(end=log.view.state.offset, from_ms=self._from_ms, to_ms=self._to_ms)
+        table = RunIndex(log).list_runs(query, subscription.select, stats)
+        ranges = queue_ranges(table, bounds, log.view.state.queues.starts())
+        tasks = make_tasks(
+            log.broker,
+            table,
+            ranges,
+            tasks_min=options.min_partitions,
+            rows_max=options.max_records_per_partition,
+        )
+        _log.info(
+            "%s: %d messages in %d queues and %d files, %d files skipped; %d tasks",
+            log.broker,
+            sum(part.rows for part in ranges),
+            len(ranges),
+            len(table.sources),
+            stats.files_pruned,
+            len(tasks),
+        )
+        return tasks

@@ -1,0 +1,186 @@
+"""Where a read starts and ends, from what the options say to offsets of queues; asks the log where that is needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from rmq_spark.errors import DataExpiredError, InvalidRequestError
+from rmq_spark.log import scan
+from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.folds import ConsumerOffsets
+from rmq_spark.log.state import LogState
+from rmq_spark.spark.bounds import (
+    EARLIEST,
+    LATEST,
+    Bound,
+    ByOffsets,
+    ByTimestamp,
+    Earliest,
+    Group,
+    Latest,
+    TimestampsByQueue,
+)
+from rmq_spark.spark.options import ReadOptions
+from rmq_spark.spark.subscription import QueueBounds, Subscription
+
+QueueOffsets = dict[tuple[str, int], int]
+
+_NO_MESSAGE: Final = -1
+
+_log = logging.getLogger(__name__)
+
+
+def queue_bounds(
+    log: CommitLog, options: ReadOptions, subscription: Subscription
+) -> Mapping[tuple[str, int], tuple[int, int]] | None:
+    """Offsets [low, high) by (topic, queue) of a batch read; None when only times, or nothing, bound it.
+
+    Raises:
+        DataExpiredError: an offset asked for was deleted, and `failOnDataLoss` is true.
+        InvalidRequestError: an offset lies behind a queue's end; a queue that is named does not exist.
+    """
+    if isinstance(options.starting, Earliest | ByTimestamp) and isinstance(options.ending, Latest | ByTimestamp):
+        return None
+    view = log.refresh()
+    queues = subscription.queues(view.state)
+    low = start_offsets(log, options, queues, view.state)
+    high = _end_offsets(log, options, queues, view.state)
+    bounds = {}
+    for queue in queues:
+        place = (queue.topic, queue.queue)
+        bounds[place] = (low.get(place, queue.first), high.get(place, queue.end))
+    return bounds
+
+
+def start_offsets(log: CommitLog, options: ReadOptions, queues: list[QueueBounds], state: LogState) -> QueueOffsets:
+    """First offset to read, of the queues where that is not simply their first one.
+
+    Raises:
+        DataExpiredError, InvalidRequestError: as `queue_bounds` says.
+    """
+    found: QueueOffsets = {}
+    for queue, offset in _asked(log, options.starting, queues, state, options):
+        asked = offset
+        if asked == _NO_MESSAGE:
+            if options.by_timestamp_strategy == "error":
+                raise InvalidRequestError(
+                    "no message at the starting time or later; startingOffsetsByTimestampStrategy=latest starts at "
+                    "the end",
+                    topic=queue.topic,
+                    queue=queue.queue,
+                )
+            asked = queue.end
+        if asked < queue.first:
+            _lost(options, queue, asked)
+            asked = queue.first
+        if asked > queue.end:
+            raise InvalidRequestError(
+                "starting offset is behind the queue's end",
+                topic=queue.topic,
+                queue=queue.queue,
+                offset=asked,
+                end=queue.end,
+            )
+        found[queue.topic, queue.queue] = asked
+    return found
+
+
+def _end_offsets(log: CommitLog, options: ReadOptions, queues: list[QueueBounds], state: LogState) -> QueueOffsets:
+    found: QueueOffsets = {}
+    for queue, asked in _asked(log, options.ending, queues, state, options):
+        offset = queue.end if asked == _NO_MESSAGE else asked
+        if offset > queue.end:
+            raise InvalidRequestError(
+                "ending offset is behind the queue's end",
+                topic=queue.topic,
+                queue=queue.queue,
+                offset=offset,
+                end=queue.end,
+            )
+        found[queue.topic, queue.queue] = offset
+    return found
+
+
+def _asked(
+    log: CommitLog, bound: Bound, queues: list[QueueBounds], state: LogState, options: ReadOptions
+) -> Iterator[tuple[QueueBounds, int]]:
+    """The offset that `bound` means, for each queue that it says anything about."""
+    if isinstance(bound, ByOffsets | TimestampsByQueue):
+        _check_named(bound, log.broker, queues, state, options)
+    committed = state.fold(ConsumerOffsets).offsets.get(options.consumer_group or "", {})
+    for queue in queues:
+        if isinstance(bound, ByOffsets):
+            offset = bound.find(queue.topic, log.broker, queue.queue)
+            if offset is not None:
+                yield queue, {EARLIEST: queue.first, LATEST: queue.end}.get(offset, offset)
+        elif isinstance(bound, TimestampsByQueue):
+            ms = bound.find(queue.topic, log.broker, queue.queue)
+            if ms is not None:
+                yield queue, _offset_at(log, queue, ms)
+        elif isinstance(bound, Group):
+            text = committed.get(queue.topic, {}).get(str(queue.queue))
+            if text is not None:
+                yield queue, int(text)
+        elif isinstance(bound, Latest):
+            yield queue, queue.end
+
+
+def _check_named(
+    bound: ByOffsets | TimestampsByQueue,
+    broker: str,
+    queues: list[QueueBounds],
+    state: LogState,
+    options: ReadOptions,
+) -> None:
+    """An offset for a queue without messages must be 0; other queues do not exist as far as reading goes."""
+    known = {(queue.topic, queue.queue) for queue in queues}
+    if not isinstance(bound, ByOffsets):
+        return
+    for (topic, at, queue), offset in bound.offsets.items():
+        if at == broker and (topic, queue) not in known and offset > 0:
+            raise InvalidRequestError(
+                "an offset is given for a queue that has no messages", topic=topic, broker=broker, queue=queue
+            )
+
+
+def _offset_at(log: CommitLog, queue: QueueBounds, ms: int) -> int:
+    """The queue's first offset with storeTimestamp >= `ms`."""
+    query = scan.Query(
+        topics=frozenset({queue.topic}), queues=frozenset({queue.queue}), from_ms=ms, columns=("queueOffset",)
+    )
+    for batch in log.scan(query):
+        if batch.num_rows:
+            return int(batch.column(0)[0].as_py())
+    return _NO_MESSAGE
+
+
+def _lost(options: ReadOptions, queue: QueueBounds, asked: int) -> None:
+    where = {"topic": queue.topic, "queue": queue.queue, "first": asked, "end": queue.first}
+    if options.fail_on_data_loss:
+        raise DataExpiredError("messages to be read were deleted; failOnDataLoss=false reads what is left", **where)
+    _log.warning("messages to be read were deleted, going on with what is left: %s", where)
+
+
+def position_at(log: CommitLog, ms: int) -> int:
+    """The log offset of the first message with storeTimestamp >= `ms`; the end when there is none.
+
+    Store times never go backwards in a log, so one position serves all queues.
+    """
+    view = log.refresh()
+    for segment in view.mark.segments:
+        if segment.max_ms >= ms:
+            if segment.min_ms >= ms:
+                return max(segment.first, view.mark.log_start)
+            query = scan.Query(start=segment.first, end=segment.end, from_ms=ms, columns=("commitOffset",))
+            return min(
+                int(np.min(batch.column(0).to_numpy(zero_copy_only=False)))
+                for batch in log.scan(query)
+                if batch.num_rows
+            )
+    commits = view.state.commits
+    at = int(np.searchsorted(np.frombuffer(commits.times, np.int64), ms)) if len(commits.times) else 0
+    return commits.firsts[at] if at < len(commits.firsts) else view.state.offset

@@ -1,0 +1,139 @@
+"""Columns as Spark sees them: which ones a user may ask for, and the one function that shapes Arrow for Spark.
+
+Spark takes an Arrow batch only if its schema is exactly what it would build itself: order, types, nullability.
+A user's schema may name any columns of a message in any order; what it does not name is never read.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from rmq_spark.client.compression import decompress
+from rmq_spark.errors import InvalidRequestError
+from rmq_spark.log import schema
+
+READ_SCHEMA: Final = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("brokerName", StringType()),
+        StructField("queueId", IntegerType()),
+        StructField("queueOffset", LongType()),
+        StructField("commitOffset", LongType()),
+        StructField("msgId", StringType()),
+        StructField("tags", StringType()),
+        StructField("keys", StringType()),
+        StructField("body", BinaryType()),
+        StructField("flag", IntegerType()),
+        StructField("sysFlag", IntegerType()),
+        StructField("bornTimestamp", TimestampType()),
+        StructField("bornHost", StringType()),
+        StructField("storeTimestamp", TimestampType()),
+        StructField("reconsumeTimes", IntegerType()),
+        StructField("properties", MapType(StringType(), StringType())),
+    ]
+)
+"""What a read returns when no schema is given."""
+
+_OTHER_TYPES: Final = {
+    "body": {"string"},
+    "queueId": {"bigint"},
+    "flag": {"bigint"},
+    "sysFlag": {"bigint"},
+    "reconsumeTimes": {"bigint"},
+    "bornTimestamp": {"bigint"},
+    "storeTimestamp": {"bigint"},
+}
+"""Types that a user's schema may ask for beside a column's own; a time as bigint is milliseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The columns to return, in Spark's order, and those to read for it."""
+
+    target: pa.Schema
+    decompress: bool
+    """Whether compressed bodies are returned plain; needs sysFlag beside body."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What a scan must return."""
+        names = tuple(self.target.names)
+        if self.decompress and "body" in names and "sysFlag" not in names:
+            return (*names, "sysFlag")
+        return names
+
+    def to_spark_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Shape a scan's batch exactly as Spark wants it.
+
+        Raises:
+            InvalidRequestError: a body was asked for as string and is not UTF-8.
+            CorruptDataError: a body says it is compressed and is not.
+        """
+        if self.decompress and "body" in batch.schema.names:
+            batch = decompress(batch)
+        arrays = [_to_type(batch.column(field.name), field) for field in self.target]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.target)
+
+
+def shape_of(wanted: StructType, *, decompress: bool) -> Shape:
+    """Check a user's schema and return how to make batches for it.
+
+    Raises:
+        InvalidRequestError: an unknown column, or one with another type.
+    """
+    types = {field.name: field.dataType.simpleString() for field in READ_SCHEMA}
+    for field in wanted:
+        if field.name not in types:
+            near = difflib.get_close_matches(field.name, types, 1, 0.0)
+            raise InvalidRequestError("unknown column in the schema", column=field.name, nearest=near[0])
+        asked = field.dataType.simpleString()
+        allowed = {types[field.name]} | _OTHER_TYPES.get(field.name, set())
+        if asked not in allowed:
+            raise InvalidRequestError(
+                "column cannot be read as this type", column=field.name, type=asked, allowed=sorted(allowed)
+            )
+    names = [field.name for field in wanted]
+    if len(set(names)) < len(names):
+        raise InvalidRequestError("a column is named twice in the schema", columns=names)
+    target = to_arrow_schema(wanted, timezone="UTC")
+    return Shape(target, decompress)
+
+
+def join_small(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Several batches as one: Spark pays for each batch, and small commits give small ones."""
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def _to_type(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.type == field.type:
+        return column
+    if column.type == schema.TIMESTAMP and pa.types.is_int64(field.type):
+        return column.cast(pa.int64())
+    try:
+        return pc.cast(column, field.type)
+    except pa.ArrowInvalid as error:
+        raise InvalidRequestError(
+            "a value cannot be read as the type that the schema asks for; read it with its own type",
+            column=field.name,
+            type=str(field.type),
+            reason=str(error),
+        ) from error

@@ -1,0 +1,114 @@
+"""Which queues of a store a read is about, and what is known of them without reading a message."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq_spark.client.store import Store
+from rmq_spark.errors import InvalidRequestError, NotFoundError
+from rmq_spark.log.folds import TopicConfigs
+from rmq_spark.log.state import LogState
+from rmq_spark.model import names
+from rmq_spark.spark.options import ReadOptions
+
+I64 = npt.NDArray[np.int64]
+BOOL = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class QueueBounds:
+    """One queue's readable offsets [first, end)."""
+
+    topic: str
+    queue: int
+    first: int
+    end: int
+
+
+class Subscription:
+    """The topics and queues that the options select, in one broker's log."""
+
+    def __init__(self, options: ReadOptions, broker: str) -> None:
+        self._options = options
+        self._broker = broker
+
+    def selects(self, topic: str) -> bool:
+        """Whether some queue of `topic` is read. A pattern never finds the engine's own topics."""
+        if not self._options.selects(topic):
+            return False
+        if self._options.pattern is None or topic == self._options.retry_topic:
+            return True
+        # Retry and dead letter topics belong to groups: a pattern such as `.*` is not meant to read them.
+        return not names.is_system_topic(topic) and (not topic.startswith("%") or "%" in self._options.pattern)
+
+    def select(self, topic: str, queues: I64) -> BOOL:
+        """Which of the queues of `topic` are read."""
+        if not self.selects(topic):
+            return np.zeros(len(queues), np.bool_)
+        assign = self._options.assign
+        if assign is None or topic == self._options.retry_topic:
+            return np.ones(len(queues), np.bool_)
+        wanted = assign.get((topic, self._broker), ()) + assign.get((topic, None), ())
+        return np.isin(queues, np.array(wanted, np.int64))
+
+    def queues(self, state: LogState) -> list[QueueBounds]:
+        """Every selected queue that ever had a message."""
+        found = []
+        for topic in filter(self.selects, state.queues.topics()):
+            first, end = state.queues.arrays(topic)
+            used = np.flatnonzero(end > 0)
+            used = used[self.select(topic, used)]
+            found += [QueueBounds(topic, queue, int(first[queue]), int(end[queue])) for queue in used.tolist()]
+        return found
+
+    def totals(self, state: LogState) -> tuple[int, int]:
+        """Of the selected queues: the sum of their first offsets and the sum of their ends."""
+        gone = there = 0
+        for topic in filter(self.selects, state.queues.topics()):
+            first, end = state.queues.arrays(topic)
+            wanted = self.select(topic, np.arange(len(end)))
+            gone += int(first[wanted].sum())
+            there += int(end[wanted].sum())
+        return gone, there
+
+
+def fingerprint(options: ReadOptions) -> str:
+    """A short text that is the same as long as the same queues are selected."""
+    parts = [options.topics, options.pattern, sorted(options.assign.items(), key=str) if options.assign else None]
+    return hashlib.blake2b(repr([*parts, options.retry_topic]).encode(), digest_size=4).hexdigest()
+
+
+def check_topics(store: Store, options: ReadOptions) -> None:
+    """Check that what is read by name exists: a typing error would else read nothing for ever.
+
+    Raises:
+        NotFoundError: a topic does not exist; the nearest name is given.
+        InvalidRequestError: a queue or a broker that is named does not exist.
+    """
+    configs = store.nameserver.refresh().state.fold(TopicConfigs).configs
+    for topic in options.topics or [topic for topic, _ in options.assign or ()]:
+        if topic not in configs and not _is_engines(topic):
+            near = difflib.get_close_matches(topic, configs, 1, 0.6)
+            raise NotFoundError("no such topic", topic=topic, **({"nearest": near[0]} if near else {}))
+    for (topic, broker), queues in (options.assign or {}).items():
+        if topic in configs:
+            _check_queues(topic, configs[topic]["queues"], broker, queues)
+
+
+def _is_engines(topic: str) -> bool:
+    return names.is_system_topic(topic) or topic.startswith("%")
+
+
+def _check_queues(topic: str, by_broker: dict[str, int], broker: str | None, queues: Iterable[int]) -> None:
+    if broker is not None and broker not in by_broker:
+        raise InvalidRequestError("topic has no queues on this broker", topic=topic, broker=broker)
+    most = by_broker[broker] if broker is not None else max(by_broker.values())
+    for queue in queues:
+        if queue >= most:
+            raise InvalidRequestError("no such queue", topic=topic, queue=queue, queues=most)

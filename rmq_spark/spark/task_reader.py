@@ -1,0 +1,135 @@
+"""What a Spark task does: read its ranges from its files, filter, and hand over Arrow batches that Spark accepts.
+
+A task opens no log. It gets the files by name; only when one has been rolled away meanwhile does it look at the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import cache, cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_spark.clock import SystemClock
+from rmq_spark.filter import Filter, TagFilter, compile_sql, compile_tags
+from rmq_spark.log import scan
+from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.view import LogView
+from rmq_spark.spark.options import ReadOptions
+from rmq_spark.spark.read_plan import Task
+from rmq_spark.spark.schema import Shape, join_small
+from rmq_spark.storage import paths
+from rmq_spark.storage.base import Storage
+from rmq_spark.storage.open import open_storage
+
+BATCH_ROWS: Final = 10_000
+"""Smaller batches are put together up to so many rows, unless they hold many bytes."""
+BATCH_BYTES: Final = 8 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class _Files:
+    """A log as a task knows it: where it is. Opened only when a file has moved."""
+
+    def __init__(self, storage: Storage, broker: str) -> None:
+        self.storage = storage
+        self.root = paths.broker_root(broker)
+        self.broker = broker
+
+    @cached_property
+    def _opened(self) -> CommitLog:
+        return CommitLog(self.storage, self.root, self.broker, read_only=True)
+
+    def refresh(self) -> LogView:
+        return self._opened.refresh()
+
+
+@cache
+def _storage(uri: str, options: tuple[tuple[str, str], ...]) -> Storage:
+    """Spark reuses its Python workers, so connections are kept."""
+    return open_storage(uri, options=dict(options), clock=SystemClock())
+
+
+def read_task(
+    options: ReadOptions, shape: Shape, task: Task, from_ms: int | None, to_ms: int | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the task's messages, shaped for Spark.
+
+    Raises:
+        DataExpiredError: retention deleted some of them meanwhile, and `failOnDataLoss` is true.
+        CorruptDataError: a file is damaged.
+    """
+    files = _Files(_storage(options.store, tuple(sorted(options.storage_options.items()))), task.broker)
+    stats = scan.ScanStats()
+    query = _query(options, shape, task, from_ms, to_ms)
+    planned = scan.Plan(query, list(task.sources), 0, {}, stats)
+    yield from _joined(shape.to_spark_batch(batch) for batch in scan.run(files, planned) if batch.num_rows)
+    _log.info(
+        "read %d of %d rows and %d bytes; skipped %d files, %d blocks, %d bytes (%s, %d queues)",
+        stats.rows_returned,
+        stats.rows_read,
+        stats.bytes_read,
+        stats.files_pruned,
+        stats.blocks_pruned,
+        stats.bytes_pruned,
+        task.broker,
+        len(task.ranges),
+    )
+
+
+def _query(options: ReadOptions, shape: Shape, task: Task, from_ms: int | None, to_ms: int | None) -> scan.Query:
+    filters: list[Filter] = []
+    codes = None
+    if options.tags is not None:
+        tags: TagFilter = compile_tags(options.tags)
+        codes = tags.codes
+        filters.append(tags)
+    if options.sql is not None:
+        filters.append(compile_sql(options.sql))
+
+    def predicate(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        masks = [wanted.mask(batch).to_numpy(zero_copy_only=False) for wanted in filters]
+        both: npt.NDArray[np.bool_] = np.logical_and.reduce(masks)
+        return both
+
+    columns = tuple(sorted(set().union(*(wanted.columns for wanted in filters)))) if filters else ()
+    return scan.Query(
+        ranges=_ranges(task),
+        from_ms=from_ms,
+        to_ms=to_ms,
+        tag_codes=codes,
+        keys=frozenset(options.keys),
+        msg_id=options.msg_id,
+        # An expression such as `1 = 1` looks at no column; the scan needs one to know how many rows there are.
+        predicate=predicate if filters else None,
+        predicate_columns=columns or ("queueId",) if filters else (),
+        columns=shape.columns,
+        skip_expired=not options.fail_on_data_loss,
+    )
+
+
+def _ranges(task: Task) -> dict[tuple[str, int], tuple[int, int]]:
+    ranges: dict[tuple[str, int], tuple[int, int]] = {}
+    for part in task.ranges:
+        low, high = ranges.get((part.topic, part.queue), (part.low, part.high))
+        ranges[part.topic, part.queue] = (min(low, part.low), max(high, part.high))
+    return ranges
+
+
+def _joined(batches: Iterator[pa.RecordBatch] | Any) -> Iterator[pa.RecordBatch]:
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield join_small(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield join_small(waiting)
