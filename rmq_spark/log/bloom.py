@@ -21,7 +21,7 @@ BITS_PER_KEY: Final = 8
 _MULTIPLY: Final = 0x9E3779B97F4A7C15
 _MIX: Final = 0xBF58476D1CE4E5B9
 _ALL: Final = (1 << 64) - 1
-_CHUNK: Final = 4096
+_CHUNK: Final = 16_000
 """Rows at a time: arrays that fit the cache, and that malloc does not return to the system after each step."""
 
 U64 = npt.NDArray[np.uint64]
@@ -46,11 +46,13 @@ def hash_strings(values: pa.StringArray) -> U64:
         return np.empty(0, np.uint64)
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + count + 1]
     begin, total = int(offsets[0]), int(offsets[-1] - offsets[0])
-    # Zero bytes behind the data let every eight-byte read, and the word after it, stay inside the buffer.
-    data = np.zeros((total + 23) // 8 * 8, np.uint8)
+    # Zero bytes behind the data let every eight-byte read stay inside the buffer.
+    data = np.zeros(total + 8, np.uint8)
     if total:
         data[:total] = np.frombuffer(values.buffers()[2], np.uint8)[begin : begin + total]
-    words: U64 = data.view("<u8")
+    # The word at every byte: numpy gathers unaligned ones at a third of its speed, and that is still quicker than
+    # putting each together from two aligned ones.
+    words: U64 = np.ndarray((total + 1,), "<u8", data.data, strides=(1,))
     hashes = np.empty(count, np.uint64)
     for at in range(0, count, _CHUNK):
         part = offsets[at : at + _CHUNK + 1].astype(np.int64) - begin
@@ -67,12 +69,12 @@ def build(keys: pa.StringArray) -> bytes:
     bits = _size(len(single))
     flags = np.zeros(bits, np.bool_)
     for at in range(0, len(hashes), _CHUNK):
-        # 32 bits are enough: only the low ones count, and sums wrap alike.
-        place = hashes[at : at + _CHUNK].astype(np.uint32)
-        step = (hashes[at : at + _CHUNK] >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
+        # Signed numbers are indices as they are; sums that wrap, and sign bits, are above the bits that count.
+        place = hashes[at : at + _CHUNK].view(np.int64)
+        step = place >> 32 | 1
         for _ in range(PROBES):
-            flags[place & np.uint32(bits - 1)] = True
-            place += step
+            flags[place & bits - 1] = True
+            place = place + step
     return np.packbits(flags, bitorder="little").tobytes()
 
 
@@ -113,29 +115,21 @@ def _has_space(keys: pa.StringArray) -> bool:
 
 def _hash(words: U64, starts: I64, lengths: I64) -> U64:
     multiply, mix = np.uint64(_MULTIPLY), np.uint64(_MIX)
-    value = _read(words, starts, lengths)
-    value ^= lengths.astype(np.uint64) * multiply
-    value ^= value >> np.uint64(29)
-    value *= mix
-    value ^= value >> np.uint64(32)
-    value ^= _read(words, starts + np.maximum(lengths - 8, 0), lengths)
-    value *= multiply
-    value ^= value >> np.uint64(29)
-    return value
-
-
-def _read(words: U64, at: I64, lengths: I64) -> U64:
-    """Up to eight bytes from each position, put together from two aligned words: numpy is slow at unaligned ones."""
-    index = at >> 3
-    shift = ((at & 7) << 3).view(np.uint64)
-    found: U64 = words[index] >> shift
-    # Two shifts, because a shift by all 64 bits is not defined.
-    found |= words[index + 1] << np.uint64(1) << (np.uint64(63) - shift)
+    value, last = words[starts], words[starts + np.maximum(lengths - 8, 0)]
     short = lengths < 8
     if short.any():
         keep = (np.uint64(1) << (np.minimum(lengths, 7) << 3).view(np.uint64)) - np.uint64(1)
-        found = np.where(short, found & keep, found)
-    return found
+        keep[~short] = np.uint64(_ALL)
+        value &= keep
+        last &= keep
+    value ^= lengths.view(np.uint64) * multiply
+    value ^= value >> np.uint64(29)
+    value *= mix
+    value ^= value >> np.uint64(32)
+    value ^= last
+    value *= multiply
+    value ^= value >> np.uint64(29)
+    return value
 
 
 def _size(keys: int) -> int:
