@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,7 @@ from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
 I64 = npt.NDArray[np.int64]
+Answer = TypeVar("Answer")
 
 HOLE_LOOKS = 10
 
@@ -193,6 +195,11 @@ class CommitLog:
             self._check_open()
             self._view.refresh()
             return self._view
+
+    def look(self, ask: Callable[[LogView], Answer]) -> Answer:
+        """Refresh, and return what `ask` takes from the view; no other thread changes it meanwhile."""
+        with self._lock:
+            return ask(self.refresh())
 
     @property
     def view(self) -> LogView:

@@ -113,22 +113,43 @@ class GroupConfigs:
         self.configs = value
 
 
+@dataclass(frozen=True, slots=True)
+class LastCommit:
+    """What is known of a consumer group's last change of offsets in one log."""
+
+    at_ms: int
+    """storeTimestamp of the last change, whoever made it."""
+    member: str | None
+    """Which consumer committed last; None when it gave no name."""
+    member_ms: int | None
+    """storeTimestamp of that commit; None when only an administrator has set offsets so far."""
+
+
 class ConsumerOffsets:
     """Committed offsets (next to consume) by group, topic and queue (RocketMQ's consumerOffset.json)."""
 
     name: ClassVar[str] = "consumer_offsets"
     topic: ClassVar[str] = "rmq_sys_consumer_offset"
 
+    _LAST: ClassVar[str] = ""
+    """Where a group's last commit stands among its topics in a dump: no topic has that name, so a reader that does
+    not know of it never asks for it."""
+
     def __init__(self) -> None:
         self.offsets: dict[str, dict[str, dict[str, int]]] = {}
         """group -> topic -> queue id as text (JSON has no integer keys) -> offset."""
+        self.last: dict[str, LastCommit] = {}
+        """By group; a group that is known from an older snapshot only has none."""
 
     @staticmethod
     def check(value: dict[str, Any]) -> None:
         _need(value["group"], str, "group")
         if value.get("deleted"):
             return
-        _need(value["topic"], str, "topic")
+        if not _need(value["topic"], str, "topic"):
+            raise TypeError("topic must not be empty")
+        if value.get("member") is not None:
+            _need(value["member"], str, "member")
         for queue, offset in _need(value["offsets"], dict, "offsets").items():
             if not (queue.isascii() and queue.isdigit()):
                 raise TypeError("offsets must be by queue id")
@@ -136,11 +157,19 @@ class ConsumerOffsets:
 
     def apply(self, record: Record, queues: Queues) -> None:
         value = record.value
+        group = value["group"]
         if value.get("deleted"):
-            self.offsets.pop(value["group"], None)
+            self.offsets.pop(group, None)
+            self.last.pop(group, None)
             return
-        mine = self.offsets.setdefault(value["group"], {}).setdefault(value["topic"], {})
+        mine = self.offsets.setdefault(group, {}).setdefault(value["topic"], {})
         mine.update({str(queue): int(offset) for queue, offset in value["offsets"].items()})
+        if value.get("admin"):
+            # An administrator's change says nothing about the consumers: what was known of them stays.
+            before = self.last.get(group, LastCommit(0, None, None))
+            self.last[group] = LastCommit(record.store_ms, before.member, before.member_ms)
+        else:
+            self.last[group] = LastCommit(record.store_ms, value.get("member"), record.store_ms)
 
     def of(self, group: str, topic: str) -> Mapping[int, int]:
         """Committed offsets of one group on one topic by queue."""
@@ -148,10 +177,19 @@ class ConsumerOffsets:
         return {int(queue): offset for queue, offset in found.items()}
 
     def dump(self) -> Any:
-        return self.offsets
+        found: dict[str, dict[str, Any]] = {}
+        for group, topics in self.offsets.items():
+            last = self.last.get(group)
+            known = {"at": last.at_ms, "member": last.member, "memberAt": last.member_ms} if last else None
+            found[group] = {**topics, self._LAST: known} if known else topics
+        return found
 
     def load(self, value: Any) -> None:
-        self.offsets = value
+        self.offsets, self.last = {}, {}
+        for group, topics in value.items():
+            if last := topics.get(self._LAST):
+                self.last[group] = LastCommit(last["at"], last["member"], last["memberAt"])
+            self.offsets[group] = {topic: queues for topic, queues in topics.items() if topic != self._LAST}
 
 
 class Truncations:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
 from rmq_spark.log import file_format
 from rmq_spark.log.file_reader import FileReader, read_meta
+from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
 from rmq_spark.storage import paths
@@ -104,9 +105,11 @@ def load_snapshot(storage: Storage, root: str, path: str, floor: int, floor_dige
 def comparable(state: LogState, floor: int, starts: Queues) -> dict[str, bytes]:
     """The part of a state on which every fold of the same commits agrees, seen from a mark's floor and starts.
 
-    Left out is what depends on the reader: which marks it knew when, and what it knows to be durable.
+    Left out is what depends on the reader: which marks it knew when, and what it knows to be durable; and who committed
+    offsets last, which snapshots of older versions do not hold.
     """
     copy = LogState.load(state.dump())
+    copy.fold(ConsumerOffsets).last.clear()
     copy.commits.drop_below(floor)
     copy.queues.raise_starts(starts)
     copy.durable = 0

@@ -1,0 +1,437 @@
+"""Consumer groups: how far they have come, how far that is behind, and how to set them elsewhere.
+
+Offsets are messages in the log of the broker that has the queues (RocketMQ's consumerOffset.json). Whoever commits says
+so by one append a broker; whoever resets compares first, so that a commit that came in between is not overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rmq_spark.client.store import Store
+from rmq_spark.client.time_search import QueueKey, QueueTimes, by_broker
+from rmq_spark.errors import InvalidRequestError, NotFoundError, PreconditionFailedError
+from rmq_spark.log.append import Expect
+from rmq_spark.log.folds import ConsumerOffsets, GroupConfigs, LastCommit
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.state import LogState
+from rmq_spark.log.time_search import Queue
+from rmq_spark.log.view import LogView
+from rmq_spark.model import names
+
+HEARTBEAT_EXPIRY_MS: Final = 120_000
+"""A consumer that was not heard of for so long is taken for gone, as RocketMQ's brokers do."""
+FORCED_TRIES: Final = 20
+"""How often a forced reset compares anew when consumers commit at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLag:
+    """How far a group is behind on one queue."""
+
+    topic: str
+    broker: str
+    queue: int
+    committed: int | None
+    """Next offset to consume; None when the group has committed none here."""
+    first: int
+    """First offset that is still held."""
+    end: int
+    """Exclusive end."""
+    lag: int
+    """Messages that are held and not consumed; all that are held when nothing was committed."""
+    lag_ms: int
+    """Age of the oldest of them; 0 when there is none."""
+    missed: int
+    """Messages that were deleted before the group consumed them."""
+    updated_ms: int | None
+    """storeTimestamp of the group's last change of offsets on this broker; None when it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetChange:
+    """What a reset does, or would do, to one queue."""
+
+    topic: str
+    broker: str
+    queue: int
+    before: int | None
+    """None when the group had committed nothing here."""
+    after: int
+    redelivered: int
+    """Messages that are held and will be consumed again."""
+    skipped: int
+    """Messages that are held, were not consumed, and will not be."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the group's offset changes at all."""
+        return self.before != self.after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What is known of a group's consumers."""
+
+    active: bool
+    """Whether one committed less than `HEARTBEAT_EXPIRY_MS` ago."""
+    member: str | None
+    """Which one committed last; None when it gave no name."""
+    member_ms: int | None
+    """storeTimestamp of that commit; None when none ever did."""
+    updated_ms: int | None
+    """storeTimestamp of the last change of offsets, an administrator's included."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsOf:
+    """Reset target: what another group has committed."""
+
+    group: str
+
+
+Target = str | int | Mapping[QueueKey, int] | OffsetsOf
+"""Where to reset to: `earliest`, `latest` or `skip` (the same), a time in milliseconds since 1970 (negative: latest, as
+in RocketMQ), offsets by queue, or another group's."""
+
+
+class GroupOffsets:
+    """Consumer groups of a store. Safe to use from any thread.
+
+    Example:
+        >>> with Store.create("memory://groups-example") as store:
+        ...     topic = store.create_topic("orders", queues=2)
+        ...     GroupOffsets(store).commit("billing", {("orders", "broker-0", 1): 7})
+        ...     GroupOffsets(store).committed("billing")
+        True
+        {('orders', 'broker-0', 1): 7}
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._times = QueueTimes(store)
+
+    # ------------------------------------------------------------ reading
+
+    def groups(self) -> list[str]:
+        """Every group that has committed offsets or has settings, by name."""
+        known = set(self._store.nameserver.look(lambda view: list(view.state.fold(GroupConfigs).configs)))
+        for broker in self._store.brokers():
+            known.update(self._store.log(broker).look(lambda view: list(view.state.fold(ConsumerOffsets).offsets)))
+        return sorted(known)
+
+    def committed(self, group: str) -> dict[QueueKey, int]:
+        """The next offset to consume by (topic, broker, queue); empty for a group that is not known."""
+        found = {}
+        for broker in self._store.brokers():
+            for (topic, queue), offset in self._on(broker, group).items():
+                found[topic, broker, queue] = offset
+        return found
+
+    def activity(self, group: str) -> Activity:
+        """Whether the group's consumers are at work, as far as their commits tell."""
+        lasts = [last for last in self._lasts(group).values() if last is not None]
+        seen = max(
+            (last for last in lasts if last.member_ms is not None), key=lambda last: last.member_ms or 0, default=None
+        )
+        return Activity(
+            active=self._is_active(seen),
+            member=seen.member if seen else None,
+            member_ms=seen.member_ms if seen else None,
+            updated_ms=max((last.at_ms for last in lasts), default=None),
+        )
+
+    def lag(self, group: str) -> list[QueueLag]:
+        """How far the group is behind on every queue of the topics where it has committed any offset.
+
+        Raises:
+            NotFoundError: there is no such group.
+            CorruptDataError: a file of the log is damaged or missing.
+        """
+        self._check_known(group)
+        committed = self.committed(group)
+        topics = {topic for topic, _, _ in committed}
+        keys = [
+            (topic.name, broker, queue)
+            for topic in self._store.topics()
+            if topic.name in topics
+            for broker, queue in topic.message_queues()
+        ]
+        lasts = self._lasts(group)
+        now = self._store.clock.now_ms()
+        spans = self._times.spans_from({key: committed.get(key, 0) for key in keys})
+        found = []
+        for (topic, broker, queue), span in spans.items():
+            offset = committed.get((topic, broker, queue))
+            last = lasts.get(broker)
+            found.append(
+                QueueLag(
+                    topic=topic,
+                    broker=broker,
+                    queue=queue,
+                    committed=offset,
+                    first=span.first,
+                    end=span.end,
+                    lag=max(0, span.end - max(span.first, offset or 0)),
+                    lag_ms=0 if span.first_ms is None else max(0, now - span.first_ms),
+                    missed=0 if offset is None else max(0, span.first - offset),
+                    updated_ms=last.at_ms if last else None,
+                )
+            )
+        return found
+
+    # ------------------------------------------------------------ committing
+
+    def commit(self, group: str, offsets: Mapping[QueueKey, int], *, member: str | None = None) -> bool:
+        """Note that the group goes on at `offsets`, and return whether anything was written.
+
+        Queues that stand there already are left out; other queues keep theirs. Offsets may go back, as in RocketMQ. It
+        is one append a broker: all of a broker's queues or none. Doing it again is harmless, after any error.
+
+        Raises:
+            InvalidRequestError: an illegal name, or an offset below 0.
+            NotFoundError: there is no such topic or queue.
+            LostRaceError, UnavailableError, OutcomeUnknownError: as `CommitLog.append`; offsets of other brokers may
+                have been written.
+        """
+        names.check_group(group)
+        self._check_queues(offsets)
+        wrote = False
+        for broker, wanted in by_broker(offsets).items():
+            known = self._on(broker, group)
+            changed = {queue: offset for queue, offset in wanted.items() if known.get(queue) != offset}
+            if changed:
+                extra = {} if member is None else {"member": member}
+                self._append(broker, _records(group, changed, extra))
+                wrote = True
+        return wrote
+
+    # ------------------------------------------------------------ administration
+
+    def reset(
+        self, group: str, topic: str | None = None, *, to: Target, dry_run: bool = False, force: bool = False
+    ) -> list[OffsetChange]:
+        """Set the group's offsets elsewhere, and return what changes, queue by queue.
+
+        Without `topic`, on all topics where it has committed any (or those of the offsets given, or of the group that
+        is cloned). With one, a group that has committed nothing yet may be set, too. Offsets given must lie between a
+        queue's first and its end; a clone takes over what the other group has committed, and leaves other queues alone.
+        With `dry_run` nothing is written, and nothing is refused because of activity.
+
+        Consumers that are at work would commit over it, so while the group is active it is refused unless `force`. A
+        commit that comes in between refuses it, too, and with `force` makes it compare anew.
+
+        Raises:
+            InvalidRequestError: an illegal name, target or offset.
+            NotFoundError: there is no such group, topic or queue.
+            PreconditionFailedError: the group is active, or committed meanwhile; the error names the brokers whose
+                queues were reset before that.
+            CorruptDataError: a file of the log is damaged or missing.
+        """
+        names.check_group(group)
+        plans = self._plan(group, topic, to)
+        if not dry_run:
+            self._refuse_active(group, force)
+            done: list[str] = []
+            for broker in plans:
+                tries = FORCED_TRIES if force else 1
+                while True:
+                    try:
+                        self._land(broker, group, plans[broker], force)
+                    except PreconditionFailedError as error:
+                        tries -= 1
+                        if not tries:
+                            raise PreconditionFailedError(
+                                error.args[0], group=group, broker=broker, done=done
+                            ) from error
+                        plans[broker] = self._plan(group, topic, to)[broker]
+                    else:
+                        break
+                done.append(broker)
+        return sorted(
+            (change for plan in plans.values() for change in plan),
+            key=lambda each: (each.topic, each.broker, each.queue),
+        )
+
+    def delete(self, group: str, *, force: bool = False) -> None:
+        """Forget the group: its offsets and its settings. Its retry and dead-letter topics stay; they are messages.
+
+        Raises:
+            NotFoundError: there is no such group.
+            PreconditionFailedError: it is active, and `force` is not set.
+        """
+        self._check_known(group)
+        self._refuse_active(group, force)
+
+        def is_idle(state: LogState) -> str | None:
+            last = state.fold(ConsumerOffsets).last.get(group)
+            return _ACTIVE if not force and self._is_active(last) else None
+
+        gone = {"group": group, "deleted": True, "admin": True}
+        for broker in self._store.brokers():
+            if self._store.log(broker).look(lambda view: group in view.state.fold(ConsumerOffsets).offsets):
+                self._append(broker, [gone], is_idle)
+        # The settings go last: if something fails before, the group is still there to be deleted again.
+        if self._store.nameserver.look(lambda view: group in view.state.fold(GroupConfigs).configs):
+            self._store.nameserver.append(self._message(GroupConfigs.topic, gone))
+
+    # ------------------------------------------------------------ inner works
+
+    def _on(self, broker: str, group: str) -> dict[Queue, int]:
+        """The group's offsets in one broker's log."""
+
+        def copy(view: LogView) -> list[tuple[str, dict[str, int]]]:
+            topics = view.state.fold(ConsumerOffsets).offsets.get(group, {})
+            return [(topic, dict(queues)) for topic, queues in topics.items()]
+
+        found = self._store.log(broker).look(copy)
+        return {(topic, int(queue)): offset for topic, queues in found for queue, offset in queues.items()}
+
+    def _lasts(self, group: str) -> dict[str, LastCommit | None]:
+        return {
+            broker: self._store.log(broker).look(lambda view: view.state.fold(ConsumerOffsets).last.get(group))
+            for broker in self._store.brokers()
+        }
+
+    def _is_active(self, last: LastCommit | None) -> bool:
+        if last is None or last.member_ms is None:
+            return False
+        return self._store.clock.now_ms() - last.member_ms < HEARTBEAT_EXPIRY_MS
+
+    def _refuse_active(self, group: str, force: bool) -> None:
+        known = self.activity(group)
+        if known.active and not force:
+            raise PreconditionFailedError(_ACTIVE, group=group, member=known.member, committed_ms=known.member_ms)
+
+    def _check_known(self, group: str) -> None:
+        if group not in self.groups():
+            raise NotFoundError("no such consumer group", group=group)
+
+    def _check_queues(self, offsets: Mapping[QueueKey, int]) -> None:
+        topics = {topic.name: topic for topic in self._store.topics()}
+        for (topic, broker, queue), offset in offsets.items():
+            found = topics.get(topic)
+            if found is None:
+                raise NotFoundError("no such topic", topic=topic)
+            if not 0 <= queue < found.queues.get(broker, 0):
+                raise NotFoundError("no such queue", topic=topic, broker=broker, queue=queue, queues=dict(found.queues))
+            if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+                raise InvalidRequestError("an offset is a number from 0 on", topic=topic, queue=queue, offset=offset)
+
+    def _plan(self, group: str, topic: str | None, to: Target) -> dict[str, list[OffsetChange]]:
+        """What a reset would change, by broker."""
+        committed = self.committed(group)
+        targets = self._targets(group, committed, topic, to)
+        plans: dict[str, list[OffsetChange]] = {}
+        for broker, mine in by_broker(targets).items():
+            bounds = self._bounds(broker, mine)
+            for (name, queue), after in mine.items():
+                before, first = committed.get((name, broker, queue)), bounds[name, queue][0]
+                change = OffsetChange(
+                    topic=name,
+                    broker=broker,
+                    queue=queue,
+                    before=before,
+                    after=after,
+                    redelivered=0 if before is None else max(0, before - max(after, first)),
+                    skipped=0 if before is None else max(0, after - max(before, first)),
+                )
+                plans.setdefault(broker, []).append(change)
+        return plans
+
+    def _targets(
+        self, group: str, committed: Mapping[QueueKey, int], topic: str | None, to: Target
+    ) -> dict[QueueKey, int]:
+        if isinstance(to, Mapping):
+            if topic is not None and (other := sorted({key[0] for key in to} - {topic})):
+                raise InvalidRequestError("offsets are given for another topic", topic=topic, others=other)
+            self._check_queues(to)
+            return self._within_bounds(to)
+        if isinstance(to, OffsetsOf):
+            self._check_known(to.group)
+            source = {key: offset for key, offset in self.committed(to.group).items() if topic in (None, key[0])}
+            known = {found.name for found in self._store.topics()}
+            return {key: offset for key, offset in source.items() if key[0] in known}
+        keys = self._queues_of(group, committed, topic)
+        if isinstance(to, int) and not isinstance(to, bool) and to >= 0:
+            return self._times.search_queues(keys, to)
+        if to not in ("earliest", "latest", "skip") and not (isinstance(to, int) and to < 0):
+            raise InvalidRequestError("reset to earliest, latest, skip, a time, offsets or another group's", to=to)
+        side = 0 if to == "earliest" else 1
+        return {
+            (name, broker, queue): bounds[side]
+            for broker, mine in by_broker(dict.fromkeys(keys, 0)).items()
+            for (name, queue), bounds in self._bounds(broker, mine).items()
+        }
+
+    def _queues_of(self, group: str, committed: Mapping[QueueKey, int], topic: str | None) -> list[QueueKey]:
+        if topic is not None:
+            topics = [self._store.topic(topic)]
+        else:
+            self._check_known(group)
+            used = {name for name, _, _ in committed}
+            topics = [found for found in self._store.topics() if found.name in used]
+        return [(found.name, broker, queue) for found in topics for broker, queue in found.message_queues()]
+
+    def _within_bounds(self, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        for broker, mine in by_broker(offsets).items():
+            bounds = self._bounds(broker, mine)
+            for (topic, queue), offset in mine.items():
+                first, end = bounds[topic, queue]
+                if not first <= offset <= end:
+                    raise InvalidRequestError(
+                        "offset is outside of what the queue holds",
+                        topic=topic,
+                        broker=broker,
+                        queue=queue,
+                        offset=offset,
+                        first=first,
+                        end=end,
+                    )
+        return dict(offsets)
+
+    def _bounds(self, broker: str, queues: Iterable[Queue]) -> dict[Queue, tuple[int, int]]:
+        return self._store.log(broker).look(lambda view: {queue: view.state.queues.bounds(*queue) for queue in queues})
+
+    def _land(self, broker: str, group: str, plan: list[OffsetChange], force: bool) -> None:
+        """Append what a plan changes, if nothing that it stands on has changed."""
+        changed = {(each.topic, each.queue): each.after for each in plan if each.changed}
+        if not changed:
+            return
+
+        def is_as_planned(state: LogState) -> str | None:
+            fold = state.fold(ConsumerOffsets)
+            if not force and self._is_active(fold.last.get(group)):
+                return _ACTIVE
+            mine = fold.offsets.get(group, {})
+            moved = any(mine.get(each.topic, {}).get(str(each.queue)) != each.before for each in plan)
+            return "the group committed while it was being reset; reset again" if moved else None
+
+        self._append(broker, _records(group, changed, {"admin": True}), is_as_planned)
+
+    def _append(self, broker: str, records: list[dict[str, Any]], expect: Expect | None = None) -> None:
+        batch = MessageBatch.merge([self._message(ConsumerOffsets.topic, record) for record in records])
+        self._store.log(broker).append(batch, expect=expect)
+
+    def _message(self, topic: str, value: dict[str, Any]) -> MessageBatch:
+        return MessageBatch.of(
+            topic=topic,
+            queue_id=0,
+            msg_id=self._store.clock.token().upper(),
+            body=json.dumps(value, separators=(",", ":")).encode(),
+            born_timestamp_ms=self._store.clock.now_ms(),
+        )
+
+
+_ACTIVE: Final = "the group's consumers are active; stop them and wait two minutes, or force it"
+
+
+def _records(group: str, offsets: Mapping[Queue, int], extra: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One record a topic."""
+    topics: dict[str, dict[str, int]] = {}
+    for (topic, queue), offset in offsets.items():
+        topics.setdefault(topic, {})[str(queue)] = offset
+    return [{"group": group, "topic": topic, "offsets": queues, **extra} for topic, queues in topics.items()]
