@@ -1,0 +1,47 @@
+"""Where a new stream starts: one position per broker, and a file of first offsets where queues differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rmq_spark.client.store import Store
+from rmq_spark.spark.bounds import ByTimestamp, Earliest, Latest
+from rmq_spark.spark.log_cursor import LogCursor
+from rmq_spark.spark.options import ReadOptions
+from rmq_spark.spark.resolve import position_at, start_offsets
+from rmq_spark.spark.start_file import QueueStarts, write_starts
+from rmq_spark.spark.stream_offset import Position
+
+
+def resolve_start(
+    store: Store, options: ReadOptions, cursors: Mapping[str, LogCursor]
+) -> tuple[dict[str, Position], str | None]:
+    """The positions to start from, and the name of the start file if there is one.
+
+    Raises:
+        DataExpiredError, InvalidRequestError: as `resolve.queue_bounds` says.
+    """
+    bound = options.starting
+    if isinstance(bound, Latest):
+        return {broker: cursor.end() for broker, cursor in cursors.items()}, None
+    if isinstance(bound, Earliest):
+        return {broker: _first(cursor) for broker, cursor in cursors.items()}, None
+    if isinstance(bound, ByTimestamp):
+        return {broker: cursor.at(position_at(cursor.log, bound.ms)) for broker, cursor in cursors.items()}, None
+    positions: dict[str, Position] = {}
+    offsets: dict[str, dict[tuple[str, int], int]] = {}
+    settled: dict[str, int] = {}
+    for broker, cursor in cursors.items():
+        state = cursor.log.refresh().state
+        settled[broker] = state.offset
+        queues = cursor.subscription.queues(state)
+        found = start_offsets(cursor.log, options, queues, state)
+        # Queues that are not named start at their first message; named in the file, so that all is settled there.
+        offsets[broker] = {(q.topic, q.queue): found.get((q.topic, q.queue), q.first) for q in queues}
+        positions[broker] = cursor.covering(offsets[broker])
+    return positions, write_starts(store.storage, QueueStarts(offsets, settled))
+
+
+def _first(cursor: LogCursor) -> Position:
+    view = cursor.log.refresh()
+    return Position(view.mark.log_start, cursor.subscription.totals(view.state)[0])
