@@ -21,7 +21,7 @@ BITS_PER_KEY: Final = 8
 _MULTIPLY: Final = 0x9E3779B97F4A7C15
 _MIX: Final = 0xBF58476D1CE4E5B9
 _ALL: Final = (1 << 64) - 1
-_CHUNK: Final = 16_000
+_CHUNK: Final = 4096
 """Rows at a time: arrays that fit the cache, and that malloc does not return to the system after each step."""
 
 U64 = npt.NDArray[np.uint64]

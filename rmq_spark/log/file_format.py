@@ -24,7 +24,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -142,7 +142,7 @@ def make_blocks(kind: str, batches: Sequence[pa.RecordBatch]) -> Blocks:
         view = memoryview(message)
         body = _body_at(view)
         fixed[index] = batches[index].num_rows, body, message.size, crc32(view[:body])
-        ends[index] = _column_ends(pa.ipc.read_record_batch(message, schema), message, body)
+        ends[index] = _column_ends(kind, message, body)
         sums[index] = column_sums(view, body, ends[index], range(len(schema)))
     flat = np.concatenate([fixed.ravel(), sums.ravel(), ends.ravel()])
     return Blocks(kind, messages, pack(flat), rows)
@@ -211,18 +211,20 @@ def _body_at(message: memoryview) -> int:
     return 8 + int(struct.unpack_from("<i", message, 4)[0])
 
 
-def _column_ends(batch: pa.RecordBatch, message: pa.Buffer, body: int) -> list[int]:
+def _column_ends(kind: str, message: pa.Buffer, body: int) -> npt.NDArray[np.int64]:
     """Where each column's last buffer ends in the body; the last column takes the padding behind it, too."""
-    start = message.address + body
-    ends = []
-    end = 0
-    for column in batch.columns:
-        for buffer in column.buffers():
-            if buffer is not None and buffer.size:
-                end = max(end, buffer.address + buffer.size - start)
-        ends.append(end)
+    places = ipc_file.buffer_places(message)
+    ends: npt.NDArray[np.int64] = np.where(places[:, 1] > 0, places.sum(axis=1), 0)
+    ends = np.maximum.accumulate(ends)[_last_buffers(kind)]
     ends[-1] = message.size - body
     return ends
+
+
+@cache
+def _last_buffers(kind: str) -> npt.NDArray[np.int64]:
+    """Per column of a kind of file: the index of its last buffer in a record batch message."""
+    counts = [len(pa.array([], field.type).buffers()) for field in SCHEMAS[kind]]
+    return np.cumsum(counts) - 1
 
 
 # ---------------------------------------------------------------- decoding

@@ -16,6 +16,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 MAGIC: Final = b"ARROW1"
@@ -36,7 +38,22 @@ BLOCKS_START: Final = _VECTOR_AT + 4
 
 def schema_table(message: pa.Buffer) -> int:
     """Where the `Schema` table stands in an encapsulated schema message's flatbuffer (which begins at byte 8)."""
+    return _header(memoryview(message)[8:])
+
+
+def buffer_places(message: pa.Buffer) -> npt.NDArray[np.int64]:
+    """Per buffer of an encapsulated record batch message: where it begins in the message's body, and its length."""
     view = memoryview(message)[8:]
+    batch = _header(view)
+    vtable = batch - struct.unpack_from("<i", view, batch)[0]
+    buffers = batch + struct.unpack_from("<H", view, vtable + 4 + 2 * 2)[0]  # field 2 of RecordBatch is `buffers`
+    vector = buffers + struct.unpack_from("<I", view, buffers)[0]
+    count = struct.unpack_from("<I", view, vector)[0]
+    return np.frombuffer(view, "<i8", 2 * count, vector + 4).reshape(count, 2)
+
+
+def _header(view: memoryview) -> int:
+    """Where the header table (`Schema`, `RecordBatch`) of a `Message` flatbuffer stands."""
     table = struct.unpack_from("<I", view, 0)[0]
     vtable = table - struct.unpack_from("<i", view, table)[0]
     header = table + struct.unpack_from("<H", view, vtable + 4 + 2 * 2)[0]  # field 2 of Message is `header`

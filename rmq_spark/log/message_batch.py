@@ -213,16 +213,17 @@ def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | N
         return batch, Runs([], none, none, none, none, none), None
     topics, topic = _sorted_dictionary(batch.column("topic"))
     queue = batch.column("queueId").to_numpy(zero_copy_only=False)
-    group = topic.astype(np.int64) << 32 | queue
+    # With one topic, which most batches have, the queue alone tells rows apart.
+    group = queue if len(topics) == 1 else topic.astype(np.int64) << 32 | queue
     order = None
     if np.any(group[1:] < group[:-1]):
         order = _stable_order(topic, queue, len(topics), group)
         batch = _permute(batch, order)
         group = group[order]
-    starts = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
+    starts = np.concatenate(([0], np.flatnonzero(group[1:] != group[:-1]) + 1))
     rows = np.diff(starts, append=count).astype(np.int32)
     counts, codes = _tag_codes(batch.column("tags"), rows)
-    heads = group[starts]
+    heads = group[starts].astype(np.int64)
     runs = Runs(topics, (heads >> 32).astype(np.int32), (heads & 0xFFFFFFFF).astype(np.int32), rows, counts, codes)
     return batch, runs, order
 
@@ -348,24 +349,31 @@ def _is_constant(column: pa.StringArray) -> bool:
         return False
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     width = int(offsets[1] - offsets[0])
-    if not width or int(offsets[-1] - offsets[0]) != width * len(column) or np.any(np.diff(offsets) != width):
+    if not width or int(offsets[-1] - offsets[0]) != width * len(column):
         return False
-    data = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
-    return bool((data[width:] == data[:-width]).all())  # each value equals the one before it
+    data = memoryview(column.buffers()[2])[int(offsets[0]) : int(offsets[-1])]
+    if data[:width] != data[-width:]:  # most columns that differ at all differ here, and cost no pass
+        return False
+    if np.any(offsets[1:] - offsets[:-1] != width):
+        return False
+    same = np.frombuffer(data, np.uint8)
+    return bool((same[width:] == same[:-width]).all())  # each value equals the one before it
 
 
 def _tag_codes(tags: pa.StringArray, rows: I32) -> tuple[I32, I32]:
     """Distinct tag codes per run, as (count per run, codes concatenated)."""
-    encoded = (pc.fill_null(tags, "") if tags.null_count else tags).dictionary_encode()
-    if len(encoded.dictionary) <= TAGS_PER_RUN_MAX:
-        hashes = np.array([java_hash.java_hash(tag) for tag in encoded.dictionary.to_pylist()], np.int32)
-    else:
-        hashes = java_hash.java_hashes(encoded.dictionary)
-    runs, kinds = len(rows), len(hashes)
+    tags = pc.fill_null(tags, "") if tags.null_count else tags
+    runs = len(rows)
+    if runs == 1:
+        hashes = _tag_hashes(tags.unique())
+        if len(hashes) > TAGS_PER_RUN_MAX:
+            return np.array([-1], np.int32), hashes[:0]
+        return np.array([len(hashes)], np.int32), hashes
+    encoded = tags.dictionary_encode()
+    hashes = _tag_hashes(encoded.dictionary)
+    kinds = len(hashes)
     if kinds == 1:
         return np.ones(runs, np.int32), np.full(runs, hashes[0], np.int32)
-    if runs == 1 and kinds <= TAGS_PER_RUN_MAX:
-        return np.array([kinds], np.int32), hashes
     run_of_row = np.repeat(np.arange(runs, dtype=np.int64), rows)
     cell = run_of_row * kinds + encoded.indices.to_numpy(zero_copy_only=False)
     if runs * kinds <= 16 * len(cell):
@@ -382,6 +390,13 @@ def _tag_codes(tags: pa.StringArray, rows: I32) -> tuple[I32, I32]:
         codes = codes[~crowded[owner]]
         counts[crowded] = -1
     return counts, codes.astype(np.int32)
+
+
+def _tag_hashes(tags: pa.StringArray) -> I32:
+    """The code of each tag."""
+    if len(tags) <= TAGS_PER_RUN_MAX:
+        return np.array([java_hash.java_hash(tag) for tag in tags.to_pylist()], np.int32)
+    return java_hash.java_hashes(tags)
 
 
 def _default(field: pa.Field, count: int) -> pa.Array:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import binascii
 import sys
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -111,15 +110,28 @@ def _id_range(ids: pa.StringArray) -> tuple[str, str]:
         return found["min"].as_py(), found["max"].as_py()
     # RocketMQ's ids are 32 digits: four big-endian words compare like the text, in a fraction of the time.
     words = np.frombuffer(ids.buffers()[2], np.uint8)[low:high].view(np.uint64).reshape(len(ids), -1)
-    least = greatest = np.arange(len(ids))
+    least: I64 | None = None
+    greatest: I64 | None = None
     for word in range(words.shape[1]):
         column = words[:, word]
         if (column == column[0]).all():
             continue  # the words of one producer differ in the last two only
         column = column.byteswap() if sys.byteorder == "little" else column
-        least = least[column[least] == column[least].min()]
-        greatest = greatest[column[greatest] == column[greatest].max()]
+        least, greatest = _smallest(column, least), _smallest(~column, greatest)
+    if least is None or greatest is None:
+        return ids[0].as_py(), ids[0].as_py()
     return ids[int(least[0])].as_py(), ids[int(greatest[0])].as_py()
+
+
+def _smallest(values: npt.NDArray[np.uint64], among: I64 | None) -> I64:
+    """Where the least value is; looks only at the places `among`, if given."""
+    if among is None:
+        return np.flatnonzero(values == values.min())
+    if len(among) > 1:
+        found = values[among]
+        smallest: I64 = among[found == found.min()]
+        return smallest
+    return among
 
 
 def _described(runs: Runs, keys: bytes, least_id: str, greatest_id: str) -> dict[str, Any]:
@@ -138,24 +150,22 @@ def cut(batch: pa.RecordBatch, run_rows: npt.NDArray[np.int32], block_bytes: int
 
     A run that is larger than a few blocks is cut inside; runs that are smaller share a block.
     """
-    count = batch.num_rows
-    if count == 1 or batch.nbytes <= block_bytes:
+    count, total = batch.num_rows, batch.nbytes
+    if count == 1 or total <= block_bytes:
         return [batch]
     body = batch.column("body")
     offsets = np.frombuffer(body.buffers()[1], np.int32)[body.offset : body.offset + count + 1]
-    spare = max(1, (batch.nbytes - int(offsets[-1] - offsets[0])) // count)
-
-    def weight(row: int) -> int:
-        return int(offsets[row]) + int(spare) * row
-
+    spare = max(1, (total - int(offsets[-1] - offsets[0])) // count)
+    # What lies before each row: its body's offset, and an equal share of the other columns.
+    weight = np.arange(0, spare * (count + 1), spare) + offsets
     ends = np.cumsum(run_rows)
     blocks = []
     at = 0
     while at < count:
-        aim = bisect_left(range(count), weight(at) + block_bytes, lo=at, key=weight)
+        aim = np.searchsorted(weight, weight[at] + block_bytes)
         end = int(ends[min(int(np.searchsorted(ends, aim)), len(ends) - 1)])
-        if weight(end) - weight(at) > RUN_BLOCKS * block_bytes:
-            end = bisect_left(range(count), weight(at) + RUN_BLOCKS * block_bytes, lo=at, key=weight)
+        if weight[end] - weight[at] > RUN_BLOCKS * block_bytes:
+            end = int(np.searchsorted(weight, weight[at] + RUN_BLOCKS * block_bytes))
         end = min(max(end, at + 1), count)
         blocks.append(batch.slice(at, end - at))
         at = end
