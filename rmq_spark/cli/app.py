@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from rmq_spark.cli import exits, log, maintenance, output, read, recovery, send, topic, verify
+from rmq_spark.cli import exits, group, log, maintenance, output, read, recovery, send, topic, verify
 from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
 from rmq_spark.errors import RmqError
 
@@ -115,6 +115,7 @@ def rmq(
 
 app.command("init")(topic.init)
 app.add_typer(topic.app, name="topic")
+app.add_typer(group.app, name="group")
 app.command("send")(send.send)
 app.command("read")(read.read)
 app.command("log")(log.log)

@@ -9,6 +9,7 @@ import typer
 
 from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
 from rmq_spark.cli.output import Table
+from rmq_spark.model.times import format_ms
 
 app = typer.Typer(help="Create, list, show and delete topics.", rich_markup_mode=None)
 
@@ -84,6 +85,47 @@ def show(
     document = {"topic": name, "messages": sum(q["maxOffset"] - q["minOffset"] for q in queues), "queues": queues}
     rows = [(q["brokerName"], q["queueId"], q["minOffset"], q["maxOffset"]) for q in queues]
     given.out.result(document, Table(("BROKER", "QUEUE", "MIN OFFSET", "MAX OFFSET"), rows))
+
+
+@app.command("spans")
+def spans(
+    ctx: typer.Context,
+    *,
+    name: NameArgument,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Show which time span each queue of a topic still holds."""
+    from rmq_spark.client.time_search import QueueTimes
+
+    given = common(ctx, store, json, conf)
+    with given.open(read_only=True) as opened:
+        found = QueueTimes(opened).spans(name)
+    queues = [
+        {
+            "brokerName": span.broker,
+            "queueId": span.queue,
+            "minOffset": span.first,
+            "maxOffset": span.end,
+            "firstTimestamp": span.first_ms,
+            "lastTimestamp": span.last_ms,
+        }
+        for span in found
+    ]
+    rows = [
+        (
+            span.broker,
+            span.queue,
+            span.first,
+            span.end,
+            None if span.first_ms is None else format_ms(span.first_ms),
+            None if span.last_ms is None else format_ms(span.last_ms),
+        )
+        for span in found
+    ]
+    headers = ("BROKER", "QUEUE", "MIN OFFSET", "MAX OFFSET", "FIRST STORED", "LAST STORED")
+    given.out.result({"topic": name, "queues": queues}, Table(headers, rows))
 
 
 @app.command("delete")

@@ -7,7 +7,7 @@ so by one append a broker; whoever resets compares first, so that a commit that 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -93,9 +93,22 @@ class OffsetsOf:
     group: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one broker's log knows of a group."""
+
+    known: bool
+    offsets: dict[Queue, int]
+    last: LastCommit | None
+
+
 Target = str | int | Mapping[QueueKey, int] | OffsetsOf
 """Where to reset to: `earliest`, `latest` or `skip` (the same), a time in milliseconds since 1970 (negative: latest, as
 in RocketMQ), offsets by queue, or another group's."""
+
+
+_Plans = dict[str, list[OffsetChange]]
+"""Changes by broker."""
 
 
 class GroupOffsets:
@@ -125,24 +138,11 @@ class GroupOffsets:
 
     def committed(self, group: str) -> dict[QueueKey, int]:
         """The next offset to consume by (topic, broker, queue); empty for a group that is not known."""
-        found = {}
-        for broker in self._store.brokers():
-            for (topic, queue), offset in self._on(broker, group).items():
-                found[topic, broker, queue] = offset
-        return found
+        return _all_offsets(self._read(group))
 
     def activity(self, group: str) -> Activity:
         """Whether the group's consumers are at work, as far as their commits tell."""
-        lasts = [last for last in self._lasts(group).values() if last is not None]
-        seen = max(
-            (last for last in lasts if last.member_ms is not None), key=lambda last: last.member_ms or 0, default=None
-        )
-        return Activity(
-            active=self._is_active(seen),
-            member=seen.member if seen else None,
-            member_ms=seen.member_ms if seen else None,
-            updated_ms=max((last.at_ms for last in lasts), default=None),
-        )
+        return self._judge(self._read(group))
 
     def lag(self, group: str) -> list[QueueLag]:
         """How far the group is behind on every queue of the topics where it has committed any offset.
@@ -151,33 +151,26 @@ class GroupOffsets:
             NotFoundError: there is no such group.
             CorruptDataError: a file of the log is damaged or missing.
         """
-        self._check_known(group)
-        committed = self.committed(group)
-        topics = {topic for topic, _, _ in committed}
-        keys = [
-            (topic.name, broker, queue)
-            for topic in self._store.topics()
-            if topic.name in topics
-            for broker, queue in topic.message_queues()
-        ]
-        lasts = self._lasts(group)
+        parts = self._read_known(group)
+        committed = _all_offsets(parts)
+        keys = self._queues_of({topic for topic, _, _ in committed})
         now = self._store.clock.now_ms()
-        spans = self._times.spans_from({key: committed.get(key, 0) for key in keys})
+        backlogs = self._times.backlogs({key: committed.get(key, 0) for key in keys})
         found = []
-        for (topic, broker, queue), span in spans.items():
+        for (topic, broker, queue), backlog in backlogs.items():
             offset = committed.get((topic, broker, queue))
-            last = lasts.get(broker)
+            last = parts[broker].last if broker in parts else None
             found.append(
                 QueueLag(
                     topic=topic,
                     broker=broker,
                     queue=queue,
                     committed=offset,
-                    first=span.first,
-                    end=span.end,
-                    lag=max(0, span.end - max(span.first, offset or 0)),
-                    lag_ms=0 if span.first_ms is None else max(0, now - span.first_ms),
-                    missed=0 if offset is None else max(0, span.first - offset),
+                    first=backlog.first,
+                    end=backlog.end,
+                    lag=max(0, backlog.end - max(backlog.first, offset or 0)),
+                    lag_ms=0 if backlog.oldest_ms is None else max(0, now - backlog.oldest_ms),
+                    missed=0 if offset is None else max(0, backlog.first - offset),
                     updated_ms=last.at_ms if last else None,
                 )
             )
@@ -201,7 +194,7 @@ class GroupOffsets:
         self._check_queues(offsets)
         wrote = False
         for broker, wanted in by_broker(offsets).items():
-            known = self._on(broker, group)
+            known = self._read_on(broker, group).offsets
             changed = {queue: offset for queue, offset in wanted.items() if known.get(queue) != offset}
             if changed:
                 extra = {} if member is None else {"member": member}
@@ -234,22 +227,13 @@ class GroupOffsets:
         names.check_group(group)
         plans = self._plan(group, topic, to)
         if not dry_run:
-            self._refuse_active(group, force)
+            self._refuse_active(group, self._read(group), force)
             done: list[str] = []
             for broker in plans:
-                tries = FORCED_TRIES if force else 1
-                while True:
-                    try:
-                        self._land(broker, group, plans[broker], force)
-                    except PreconditionFailedError as error:
-                        tries -= 1
-                        if not tries:
-                            raise PreconditionFailedError(
-                                error.args[0], group=group, broker=broker, done=done
-                            ) from error
-                        plans[broker] = self._plan(group, topic, to)[broker]
-                    else:
-                        break
+                try:
+                    plans[broker] = self._carry_out(group, broker, plans, force, lambda: self._plan(group, topic, to))
+                except PreconditionFailedError as error:
+                    raise PreconditionFailedError(error.args[0], group=group, broker=broker, done=done) from error
                 done.append(broker)
         return sorted(
             (change for plan in plans.values() for change in plan),
@@ -263,52 +247,68 @@ class GroupOffsets:
             NotFoundError: there is no such group.
             PreconditionFailedError: it is active, and `force` is not set.
         """
-        self._check_known(group)
-        self._refuse_active(group, force)
+        parts = self._read_known(group)
+        self._refuse_active(group, parts, force)
 
         def is_idle(state: LogState) -> str | None:
             last = state.fold(ConsumerOffsets).last.get(group)
             return _ACTIVE if not force and self._is_active(last) else None
 
         gone = {"group": group, "deleted": True, "admin": True}
-        for broker in self._store.brokers():
-            if self._store.log(broker).look(lambda view: group in view.state.fold(ConsumerOffsets).offsets):
+        for broker, part in parts.items():
+            if part.known:
                 self._append(broker, [gone], is_idle)
         # The settings go last: if something fails before, the group is still there to be deleted again.
-        if self._store.nameserver.look(lambda view: group in view.state.fold(GroupConfigs).configs):
+        if self._has_settings(group):
             self._store.nameserver.append(self._message(GroupConfigs.topic, gone))
 
     # ------------------------------------------------------------ inner works
 
-    def _on(self, broker: str, group: str) -> dict[Queue, int]:
-        """The group's offsets in one broker's log."""
+    def _read(self, group: str) -> dict[str, _Part]:
+        """What each broker's log knows of the group."""
+        return {broker: self._read_on(broker, group) for broker in self._store.brokers()}
 
-        def copy(view: LogView) -> list[tuple[str, dict[str, int]]]:
-            topics = view.state.fold(ConsumerOffsets).offsets.get(group, {})
-            return [(topic, dict(queues)) for topic, queues in topics.items()]
+    def _read_on(self, broker: str, group: str) -> _Part:
+        def copy(view: LogView) -> tuple[dict[str, dict[str, int]] | None, LastCommit | None]:
+            fold = view.state.fold(ConsumerOffsets)
+            topics = fold.offsets.get(group)
+            copied = None if topics is None else {topic: dict(queues) for topic, queues in topics.items()}
+            return copied, fold.last.get(group)
 
-        found = self._store.log(broker).look(copy)
-        return {(topic, int(queue)): offset for topic, queues in found for queue, offset in queues.items()}
-
-    def _lasts(self, group: str) -> dict[str, LastCommit | None]:
-        return {
-            broker: self._store.log(broker).look(lambda view: view.state.fold(ConsumerOffsets).last.get(group))
-            for broker in self._store.brokers()
+        topics, last = self._store.log(broker).look(copy)
+        offsets = {
+            (topic, int(queue)): offset for topic, queues in (topics or {}).items() for queue, offset in queues.items()
         }
+        return _Part(topics is not None, offsets, last)
+
+    def _read_known(self, group: str) -> dict[str, _Part]:
+        parts = self._read(group)
+        if not any(part.known for part in parts.values()) and not self._has_settings(group):
+            raise NotFoundError("no such consumer group", group=group)
+        return parts
+
+    def _has_settings(self, group: str) -> bool:
+        return self._store.nameserver.look(lambda view: group in view.state.fold(GroupConfigs).configs)
+
+    def _judge(self, parts: Mapping[str, _Part]) -> Activity:
+        lasts = [part.last for part in parts.values() if part.last is not None]
+        seen = max(lasts, key=lambda last: last.member_ms or -1, default=None)
+        return Activity(
+            active=self._is_active(seen),
+            member=seen.member if seen else None,
+            member_ms=seen.member_ms if seen else None,
+            updated_ms=max((last.at_ms for last in lasts), default=None),
+        )
 
     def _is_active(self, last: LastCommit | None) -> bool:
         if last is None or last.member_ms is None:
             return False
         return self._store.clock.now_ms() - last.member_ms < HEARTBEAT_EXPIRY_MS
 
-    def _refuse_active(self, group: str, force: bool) -> None:
-        known = self.activity(group)
+    def _refuse_active(self, group: str, parts: Mapping[str, _Part], force: bool) -> None:
+        known = self._judge(parts)
         if known.active and not force:
             raise PreconditionFailedError(_ACTIVE, group=group, member=known.member, committed_ms=known.member_ms)
-
-    def _check_known(self, group: str) -> None:
-        if group not in self.groups():
-            raise NotFoundError("no such consumer group", group=group)
 
     def _check_queues(self, offsets: Mapping[QueueKey, int]) -> None:
         topics = {topic.name: topic for topic in self._store.topics()}
@@ -321,11 +321,11 @@ class GroupOffsets:
             if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
                 raise InvalidRequestError("an offset is a number from 0 on", topic=topic, queue=queue, offset=offset)
 
-    def _plan(self, group: str, topic: str | None, to: Target) -> dict[str, list[OffsetChange]]:
-        """What a reset would change, by broker."""
+    def _plan(self, group: str, topic: str | None, to: Target) -> _Plans:
+        """What a reset would change."""
         committed = self.committed(group)
         targets = self._targets(group, committed, topic, to)
-        plans: dict[str, list[OffsetChange]] = {}
+        plans: _Plans = {}
         for broker, mine in by_broker(targets).items():
             bounds = self._bounds(broker, mine)
             for (name, queue), after in mine.items():
@@ -351,11 +351,16 @@ class GroupOffsets:
             self._check_queues(to)
             return self._within_bounds(to)
         if isinstance(to, OffsetsOf):
-            self._check_known(to.group)
-            source = {key: offset for key, offset in self.committed(to.group).items() if topic in (None, key[0])}
-            known = {found.name for found in self._store.topics()}
+            if topic is not None:
+                self._store.topic(topic)
+            source = _all_offsets(self._read_known(to.group))
+            known = {found.name for found in self._store.topics()} if topic is None else {topic}
             return {key: offset for key, offset in source.items() if key[0] in known}
-        keys = self._queues_of(group, committed, topic)
+        if topic is not None:
+            self._store.topic(topic)
+        else:
+            self._read_known(group)
+        keys = self._queues_of({name for name, _, _ in committed} if topic is None else {topic})
         if isinstance(to, int) and not isinstance(to, bool) and to >= 0:
             return self._times.search_queues(keys, to)
         if to not in ("earliest", "latest", "skip") and not (isinstance(to, int) and to < 0):
@@ -367,14 +372,14 @@ class GroupOffsets:
             for (name, queue), bounds in self._bounds(broker, mine).items()
         }
 
-    def _queues_of(self, group: str, committed: Mapping[QueueKey, int], topic: str | None) -> list[QueueKey]:
-        if topic is not None:
-            topics = [self._store.topic(topic)]
-        else:
-            self._check_known(group)
-            used = {name for name, _, _ in committed}
-            topics = [found for found in self._store.topics() if found.name in used]
-        return [(found.name, broker, queue) for found in topics for broker, queue in found.message_queues()]
+    def _queues_of(self, topics: Collection[str]) -> list[QueueKey]:
+        """Every queue of those of the topics that exist."""
+        return [
+            (topic.name, broker, queue)
+            for topic in self._store.topics()
+            if topic.name in topics
+            for broker, queue in topic.message_queues()
+        ]
 
     def _within_bounds(self, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
         for broker, mine in by_broker(offsets).items():
@@ -395,6 +400,21 @@ class GroupOffsets:
 
     def _bounds(self, broker: str, queues: Iterable[Queue]) -> dict[Queue, tuple[int, int]]:
         return self._store.log(broker).look(lambda view: {queue: view.state.queues.bounds(*queue) for queue in queues})
+
+    def _carry_out(
+        self, group: str, broker: str, plans: _Plans, force: bool, again: Callable[[], _Plans]
+    ) -> list[OffsetChange]:
+        """Land a broker's plan and return it; by force, a plan that was overtaken is made anew."""
+        plan = plans[broker]
+        for left in reversed(range(FORCED_TRIES if force else 1)):
+            try:
+                self._land(broker, group, plan, force)
+                break
+            except PreconditionFailedError:
+                if not left:
+                    raise
+                plan = again().get(broker, [])
+        return plan
 
     def _land(self, broker: str, group: str, plan: list[OffsetChange], force: bool) -> None:
         """Append what a plan changes, if nothing that it stands on has changed."""
@@ -427,6 +447,14 @@ class GroupOffsets:
 
 
 _ACTIVE: Final = "the group's consumers are active; stop them and wait two minutes, or force it"
+
+
+def _all_offsets(parts: Mapping[str, _Part]) -> dict[QueueKey, int]:
+    return {
+        (topic, broker, queue): offset
+        for broker, part in parts.items()
+        for (topic, queue), offset in part.offsets.items()
+    }
 
 
 def _records(group: str, offsets: Mapping[Queue, int], extra: Mapping[str, Any]) -> list[dict[str, Any]]:

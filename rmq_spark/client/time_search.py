@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rmq_spark.client.store import Store
-from rmq_spark.log.time_search import Boundary, Queue, Span, TimeSearch
+from rmq_spark.log.time_search import Backlog, Boundary, Queue, Span, TimeSearch
 
 QueueKey = tuple[str, str, int]
 """Topic, broker name and queue id."""
@@ -68,8 +68,11 @@ class QueueTimes:
             NotFoundError: there is no such topic.
             CorruptDataError: a file is damaged or missing.
         """
-        places = self._store.topic(topic).message_queues()
-        spans = self.spans_from({(topic, broker, queue): 0 for broker, queue in places})
+        found: dict[QueueKey, Span] = {}
+        keys = [(topic, *place) for place in self._store.topic(topic).message_queues()]
+        for broker, mine in by_broker(dict.fromkeys(keys, 0)).items():
+            for (_, queue), span in self._on(broker).spans(mine).items():
+                found[topic, broker, queue] = span
         return [
             QueueSpan(
                 topic=topic,
@@ -80,19 +83,19 @@ class QueueTimes:
                 first_ms=span.first_ms,
                 last_ms=span.last_ms,
             )
-            for (_, broker, queue), span in spans.items()
+            for (_, broker, queue), span in found.items()
         ]
 
-    def spans_from(self, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, Span]:
-        """What each queue holds, with the time span from the given offset on; in the order given.
+    def backlogs(self, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, Backlog]:
+        """What each queue holds from the given offset on, or from the first that it still holds; in the order given.
 
         Raises:
             CorruptDataError: a file is damaged or missing.
         """
-        found: dict[QueueKey, Span] = {}
+        found: dict[QueueKey, Backlog] = {}
         for broker, mine in by_broker(offsets).items():
-            for (topic, queue), span in self._on(broker).spans_from(mine).items():
-                found[topic, broker, queue] = span
+            for (topic, queue), backlog in self._on(broker).backlogs(mine).items():
+                found[topic, broker, queue] = backlog
         return {key: found[key] for key in offsets}
 
     def _on(self, broker: str) -> TimeSearch:

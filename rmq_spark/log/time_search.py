@@ -63,9 +63,21 @@ class Span:
     end: int
     """Exclusive end."""
     first_ms: int | None
-    """storeTimestamp of the first message that was asked about; None when there is none."""
+    """storeTimestamp of the first message; None when there is none."""
     last_ms: int | None
-    """storeTimestamp of the last message; None likewise."""
+    """storeTimestamp of the last message; None when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a queue holds for somebody who has come to an offset."""
+
+    first: int
+    """First offset that is still held."""
+    end: int
+    """Exclusive end."""
+    oldest_ms: int | None
+    """storeTimestamp of the next message for them; None when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,25 +218,29 @@ class TimeSearch:
         Raises:
             CorruptDataError: a file is damaged or missing.
         """
-        return self.spans_from(dict.fromkeys(queues, 0))
+        wanted = list(dict.fromkeys(queues))
 
-    def spans_from(self, offsets: Mapping[Queue, int]) -> dict[Queue, Span]:
-        """As `spans`, of the messages from an offset on in each queue (or from the first that is still held).
+        def times(ground: _Ground) -> tuple[dict[Queue, int], dict[Queue, int]]:
+            first = {queue: ground.bounds[queue][0] for queue in wanted}
+            last = {queue: ground.bounds[queue][1] - 1 for queue in wanted}
+            return self._store_times(ground, first), self._store_times(ground, last)
+
+        ground, (firsts, lasts) = self._ask(wanted, times)
+        return {queue: Span(*ground.bounds[queue], firsts.get(queue), lasts.get(queue)) for queue in wanted}
+
+    def backlogs(self, offsets: Mapping[Queue, int]) -> dict[Queue, Backlog]:
+        """What each queue holds from an offset on, or from the first that it still holds.
 
         Raises:
             CorruptDataError: a file is damaged or missing.
         """
 
-        def times(ground: _Ground) -> tuple[dict[Queue, int], dict[Queue, int]]:
+        def times(ground: _Ground) -> dict[Queue, int]:
             first = {queue: max(offset, ground.bounds[queue][0]) for queue, offset in offsets.items()}
-            last = {queue: ground.bounds[queue][1] - 1 for queue in offsets}
-            return self._store_times(ground, first), self._store_times(ground, last)
+            return self._store_times(ground, first)
 
-        ground, (firsts, lasts) = self._ask(list(offsets), times)
-        return {
-            queue: Span(*ground.bounds[queue], firsts.get(queue), lasts[queue] if queue in firsts else None)
-            for queue in offsets
-        }
+        ground, oldest = self._ask(list(offsets), times)
+        return {queue: Backlog(*ground.bounds[queue], oldest.get(queue)) for queue in offsets}
 
     # ------------------------------------------------------------ by time
 
