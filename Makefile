@@ -10,7 +10,7 @@ FETCHED := $(VENV)/.fetched
 EXTRAS := cli,hdfs,s3,fast,spark,delta,dev
 # pyspark comes as a source archive, which setuptools and wheel must build: an empty pip cache has nothing else
 BUILD := hatchling editables setuptools wheel
-JARS := hdfs rocketmq-filter
+JARS := hdfs rocketmq-filter delta
 WORKERS ?= 2
 DEMO_STORE ?=
 
@@ -60,6 +60,6 @@ $(INSTALLED): pyproject.toml requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock --no-build-isolation -e ".[$(EXTRAS)]"
 	@touch $@
 
-$(FETCHED): rmq_spark/testing/jars.py | $(INSTALLED)
+$(FETCHED): rmq_spark/testing/jars.py rmq_spark/testing/jars.lock | $(INSTALLED)
 	$(BIN)/python -m rmq_spark.testing.jars $(JARS)
 	@touch $@
