@@ -26,11 +26,13 @@ from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 from rmq_spark.storage.open import open_storage
 
-BATCH_ROWS: Final = 10_000
+BATCH_ROWS: Final = 4_000
 """Smaller batches are put together up to so many rows, unless they hold many bytes."""
 BATCH_BYTES: Final = 8 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
+# Runs in Spark's workers, where nobody sets levels: with Spark's worker logging on, what was read can be looked up.
+_log.setLevel(logging.INFO)
 
 
 class _Files:
