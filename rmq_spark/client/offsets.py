@@ -329,15 +329,16 @@ class GroupOffsets:
         for broker, mine in by_broker(targets).items():
             bounds = self._bounds(broker, mine)
             for (name, queue), after in mine.items():
-                before, first = committed.get((name, broker, queue)), bounds[name, queue][0]
+                before = committed.get((name, broker, queue))
+                first, end = bounds[name, queue]
                 change = OffsetChange(
                     topic=name,
                     broker=broker,
                     queue=queue,
                     before=before,
                     after=after,
-                    redelivered=0 if before is None else max(0, before - max(after, first)),
-                    skipped=0 if before is None else max(0, after - max(before, first)),
+                    redelivered=0 if before is None else max(0, min(before, end) - max(after, first)),
+                    skipped=0 if before is None else max(0, min(after, end) - max(before, first)),
                 )
                 plans.setdefault(broker, []).append(change)
         return plans
