@@ -27,6 +27,8 @@ START_LIMIT_S: Final = 90.0
 """How long a server may take until it answers; a loaded two-core machine needs a third of it."""
 
 _LOG_LINES: Final = 200
+_ANSWERS: Final = ("READY ", "DONE", "FAILED ")
+"""How lines begin that are meant for us; servers print their logs to the same stream."""
 _STOP_LIMIT_S: Final = 10.0
 
 
@@ -59,14 +61,14 @@ class S3Server:
         return f"s3://{self.bucket}"
 
 
-class _Process:
+class ServerProcess:
     """A child process whose output is kept and always drained, so that it never blocks on a full pipe."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
         self._changed = threading.Condition()
-        self._answer: str | None = None
+        self._answers: deque[str] = deque()
         self._child = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
@@ -84,8 +86,8 @@ class _Process:
         for line in output:
             with self._changed:
                 self._lines.append(line)
-                if line.startswith("READY "):
-                    self._answer = line.split(maxsplit=1)[1].strip()
+                if line.startswith(_ANSWERS):
+                    self._answers.append(line.strip())
                 self._changed.notify_all()
 
     @property
@@ -94,17 +96,37 @@ class _Process:
         return self._child.poll() is not None
 
     def wait_for_ready_line(self) -> str:
-        """Return what follows `READY ` in the output."""
+        """Return what follows `READY ` in the output.
+
+        Raises:
+            ServerStartError: the server ended, or said nothing for too long.
+        """
+        return self._wait_for_answer().partition(" ")[2]
+
+    def ask(self, command: str) -> None:
+        """Send a command line to a server that takes such, and wait until it says `DONE`.
+
+        Raises:
+            UnavailableError: it said `FAILED`, ended, or said nothing for too long.
+        """
+        assert self._child.stdin is not None
+        self._child.stdin.write(f"{command}\n")
+        self._child.stdin.flush()
+        answer = self._wait_for_answer()
+        if answer != "DONE":
+            raise UnavailableError(f"the {self.name} server refused a command", command=command, answer=answer)
+
+    def _wait_for_answer(self) -> str:
         deadline = time.monotonic() + START_LIMIT_S
         with self._changed:
-            while self._answer is None:
+            while not self._answers:
                 if self.ended or time.monotonic() > deadline:
                     raise self.failure()
                 self._changed.wait(0.2)
-            return self._answer
+            return self._answers.popleft()
 
     def failure(self) -> ServerStartError:
-        """The error to raise when the server did not come up."""
+        """The error to raise when the server did not come up, or answers no more."""
         how = f"ended with code {self._child.returncode}" if self.ended else "did not answer in time"
         return ServerStartError(f"the {self.name} server {how}; its log:\n{''.join(self._lines)}")
 
@@ -144,7 +166,7 @@ def hdfs_server() -> Iterator[HdfsServer]:
         flags = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={scratch}"]
         log = [f"-Dhadoop.log.dir={scratch}", f"-Djava.io.tmpdir={scratch}"]
         command = [java_command(), *flags, *log, "-cp", class_path, str(source), scratch]
-        process = _Process("HDFS", command)
+        process = ServerProcess("HDFS", command)
         try:
             yield HdfsServer(uri=process.wait_for_ready_line().rstrip("/"))
         finally:
@@ -158,7 +180,7 @@ def s3_server(bucket: str = "rmq-test") -> Iterator[S3Server]:
     Raises:
         ServerStartError: it did not start; the message holds its log.
     """
-    process = _Process("S3", [sys.executable, "-m", "rmq_spark.testing.servers"])
+    process = ServerProcess("S3", [sys.executable, "-m", "rmq_spark.testing.servers"])
     try:
         address = process.wait_for_ready_line()
         options = {
@@ -190,7 +212,7 @@ def versitygw_server(binary: str, bucket: str = "rmq-test") -> Iterator[S3Server
         keys = {"access_key_id": "rmqtestkey", "secret_access_key": "rmqtestsecret"}
         environment = {"ROOT_ACCESS_KEY": keys["access_key_id"], "ROOT_SECRET_KEY": keys["secret_access_key"]}
         options = {"endpoint": f"http://{address}", "region": "us-east-1", "allow_http": "true", **keys}
-        process = _Process("S3", [binary, "--port", address, "posix", place], environment)
+        process = ServerProcess("S3", [binary, "--port", address, "posix", place], environment)
         try:
             deadline = time.monotonic() + START_LIMIT_S
             while True:
