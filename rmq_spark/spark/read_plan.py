@@ -101,7 +101,8 @@ def _parts(rows: int, rows_max: int | None) -> int:
 
 
 def _share(rows: int, total: int, tasks_min: int | None) -> int:
-    return 1 if tasks_min is None else max(1, round(rows * tasks_min / total))
+    # Rounded up: a hint that is met, as long as there are so many messages.
+    return 1 if tasks_min is None else -(-rows * tasks_min // total)
 
 
 def _pieces(part: QueueRange, count: int) -> list[QueueRange]:

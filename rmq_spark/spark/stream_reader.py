@@ -186,7 +186,7 @@ class _Planner:
                 position,
                 starts.offsets.get(broker, {}),
                 same_subscription=same,
-                tasks_min=None if least is None else max(1, round(least * wanted[broker] / total)),
+                tasks_min=None if least is None else max(1, -(-least * wanted[broker] // total)),
             )
             tasks += some
             ends.update({(topic, broker, queue): offset for (topic, queue), offset in touched.items()})
