@@ -53,6 +53,7 @@ TURN_SECONDS = 0.05
 TRIES_A_TURN = 8
 CONSECUTIVE_WINS = 16
 BUSY_GAP_NS = 2_000_000_000
+RIVALS_REMEMBERED = 64
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,8 @@ class Appender:
         self._disk_checked: int | None = None
         self._wins = 0
         self._last_win = 0
+        self._rivals = RIVALS_REMEMBERED
+        """Above zero while others were seen to append lately: only then is it worth a look before a write."""
         view.on_commit = self._see
         view.on_load = self._judge
 
@@ -211,15 +214,18 @@ class Appender:
                     state = self._view.state
                     if self._check(state, expect, app, files):
                         return Landed(rows, -1, state.store_ms, np.full(len(rows.runs.rows), -1), repeated=True)
-                    if held and self._view.storage.exists(paths.commit(self._view.root, state.offset)):
+                    if held and self._rivals and self._view.storage.exists(paths.commit(self._view.root, state.offset)):
+                        self._rivals = RIVALS_REMEMBERED
                         self._view.refresh()  # somebody appended while we waited: do not write in vain
                         continue
                     landed = self._try(attempt, app, deadline)
                     if landed is not None:
                         break
                     losses += 1
+                    self._rivals = RIVALS_REMEMBERED
                 else:
                     continue
+            self._rivals = max(0, self._rivals - 1)
             self._breathe(held, losses)
             return landed
 

@@ -21,7 +21,14 @@ from rmq_spark.log import schema
 
 Row = tuple[Any, ...]
 
-_EMPTY_OFFSETS: Final = bytes(4)
+_TWO_OFFSETS: Final = struct.Struct("<2i")
+_NUMBER: Final = struct.Struct("<q")
+_PADDED_INT: Final = struct.Struct("<i4x")
+_NULL_TEXT: Final = bytes(16)  # a validity bit and two offsets
+_NO_PROPERTIES: Final = bytes(24)  # two offsets, then one for the keys and one for the values
+_PROPERTIES: Final = schema.ROWS.get_field_index("properties")
+_PADDING: Final = [bytes(count) for count in range(8)]
+"""By the number of bytes that are missing to the next multiple of eight."""
 
 
 class _Header:
@@ -42,6 +49,12 @@ class _Header:
         self.nodes_at = nodes + struct.unpack_from("<I", message, nodes)[0] + 4
         buffers = batch + self._field(batch, 2)
         self.buffers_at = buffers + struct.unpack_from("<I", message, buffers)[0] + 4
+        self.nodes = struct.Struct(f"<{2 * self._length(nodes)}q")
+        self.places = struct.Struct(f"<{2 * self._length(buffers)}q")
+
+    def _length(self, vector: int) -> int:
+        at = vector + struct.unpack_from("<I", self.template, vector)[0]
+        return int(struct.unpack_from("<I", self.template, at)[0])
 
     def _field(self, table: int, index: int) -> int:
         vtable = table - struct.unpack_from("<i", self.template, table)[0]
@@ -56,67 +69,130 @@ def _header() -> _Header:
 class _Body:
     """Buffers one after the other, each padded to eight bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         self.parts: list[bytes] = []
         self.places: list[int] = []
         self.nodes: list[int] = []
         self.size = 0
-
-    def add(self, data: bytes) -> None:
-        self.places += (self.size, len(data))
-        if data:
-            self.parts.append(data)
-            spare = -len(data) % 8
-            if spare:
-                self.parts.append(bytes(spare))
-            self.size += len(data) + spare
+        self.count = count
 
     def texts(self, values: Sequence[bytes | None]) -> None:
         """A string or binary column."""
         count = len(values)
         nulls = values.count(None)
         self.nodes += (count, nulls)
-        self.add(_validity(values) if nulls else b"")
-        plain = [value or b"" for value in values]
-        self.add(struct.pack(f"<{count + 1}i", 0, *accumulate(map(len, plain))) if count else _EMPTY_OFFSETS)
-        self.add(b"".join(plain))
+        at = self.size
+        parts = self.parts
+        if nulls:
+            bits = _validity(values)
+            parts += (bits, _PADDING[-len(bits) & 7])
+            self.places += (at, len(bits))
+            at += len(bits) + 7 & -8
+        else:
+            self.places += (at, 0)
+        if count == 1:
+            data = values[0] or b""
+            offsets = _TWO_OFFSETS.pack(0, len(data))
+        else:
+            plain = [value or b"" for value in values]
+            data = b"".join(plain)
+            offsets = struct.pack(f"<{count + 1}i", 0, *accumulate(map(len, plain)))
+        size, length = len(offsets), len(data)
+        behind = at + (size + 7 & -8)
+        self.places += (at, size, behind, length)
+        parts += (offsets, _PADDING[-size & 7], data, _PADDING[-length & 7])
+        self.size = behind + (length + 7 & -8)
 
     def numbers(self, values: Sequence[int], code: str) -> None:
         """An integer or timestamp column without nulls."""
-        self.nodes += (len(values), 0)
-        self.add(b"")
-        self.add(struct.pack(f"<{len(values)}{code}", *values))
+        data = struct.pack(f"<{self.count}{code}", *values)
+        at, size = self.size, len(data)
+        self.nodes += (self.count, 0)
+        self.places += (at, 0, at, size)
+        self.parts += (data, _PADDING[-size & 7])
+        self.size = at + (size + 7 & -8)
 
     def maps(self, values: Sequence[Sequence[tuple[str, str]]]) -> None:
         """The column of properties: offsets, then the entries as a struct of two string columns."""
-        self.nodes += (len(values), 0)
-        self.add(b"")
-        self.add(struct.pack(f"<{len(values) + 1}i", 0, *accumulate(map(len, values))))
+        offsets = struct.pack(f"<{self.count + 1}i", 0, *accumulate(map(len, values)))
+        at, size = self.size, len(offsets)
+        behind = at + (size + 7 & -8)
+        self.parts += (offsets, _PADDING[-size & 7])
+        self.size = behind
         pairs = [pair for value in values for pair in value]
-        self.nodes += (len(pairs), 0)
-        self.add(b"")
+        self.nodes += (self.count, 0, len(pairs), 0)
+        self.places += (at, 0, at, size, behind, 0)
         self.texts([key.encode() for key, _ in pairs])
         self.texts([value.encode() for _, value in pairs])
 
 
 def to_message(rows: list[Row]) -> bytes:
     """The encapsulated record batch message of `rows`, whose values are in the order of `schema.ROWS`."""
-    body = _Body()
-    for field, values in zip(_KINDS, zip(*rows, strict=True), strict=True):
-        if field == "text":
+    if len(rows) == 1 and not rows[0][_PROPERTIES]:
+        return _one_row(rows[0])
+    return _several_rows(rows)
+
+
+def _one_row(row: Row) -> bytes:
+    """The message of one row without properties: what `_several_rows` gives, in a third of the time."""
+    nodes: list[int] = []
+    places: list[int] = []
+    parts: list[bytes] = []
+    at = 0
+    for kind, value in zip(_KINDS, row, strict=True):
+        if kind == "i":
+            nodes += (1, 0)
+            places += (at, 0, at, 4)
+            parts.append(_PADDED_INT.pack(value))
+            at += 8
+        elif kind == "q":
+            nodes += (1, 0)
+            places += (at, 0, at, 8)
+            parts.append(_NUMBER.pack(value))
+            at += 8
+        elif kind == "map":
+            nodes += (1, 0, 0, 0, 0, 0, 0, 0)
+            keys, values, end = at + 8, at + 16, at + 24
+            places += (at, 0, at, 8, keys, 0, keys, 0, keys, 4, values, 0, values, 0, values, 4, end, 0)
+            parts.append(_NO_PROPERTIES)
+            at = end
+        elif value is None:
+            nodes += (1, 1)
+            places += (at, 1, at + 8, 8, at + 16, 0)
+            parts.append(_NULL_TEXT)
+            at += 16
+        else:
+            data = value.encode() if kind == "text" else value
+            length = len(data)
+            nodes += (1, 0)
+            places += (at, 0, at, 8, at + 8, length)
+            parts += (_TWO_OFFSETS.pack(0, length), data, _PADDING[-length & 7])
+            at += 8 + (length + 7 & -8)
+    header = _header()
+    head = header.template.copy()  # of one row: its length is right already
+    _NUMBER.pack_into(head, header.body_length_at, at)
+    header.nodes.pack_into(head, header.nodes_at, *nodes)
+    header.places.pack_into(head, header.buffers_at, *places)
+    return b"".join([head, *parts])
+
+
+def _several_rows(rows: list[Row]) -> bytes:
+    body = _Body(len(rows))
+    for kind, values in zip(_KINDS, zip(*rows, strict=True), strict=True):
+        if kind == "text":
             body.texts([None if value is None else value.encode() for value in values])
-        elif field == "bytes":
+        elif kind == "bytes":
             body.texts(values)
-        elif field == "map":
+        elif kind == "map":
             body.maps(values)
         else:
-            body.numbers(values, field)
+            body.numbers(values, kind)
     header = _header()
     head = header.template.copy()
-    struct.pack_into("<q", head, header.body_length_at, body.size)
-    struct.pack_into("<q", head, header.length_at, len(rows))
-    struct.pack_into(f"<{len(body.nodes)}q", head, header.nodes_at, *body.nodes)
-    struct.pack_into(f"<{len(body.places)}q", head, header.buffers_at, *body.places)
+    _NUMBER.pack_into(head, header.body_length_at, body.size)
+    _NUMBER.pack_into(head, header.length_at, len(rows))
+    header.nodes.pack_into(head, header.nodes_at, *body.nodes)
+    header.places.pack_into(head, header.buffers_at, *body.places)
     return b"".join([head, *body.parts])
 
 

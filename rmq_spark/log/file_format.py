@@ -21,6 +21,7 @@ import binascii
 import hashlib
 import json
 import struct
+import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ SCHEMAS: Final = {
 
 _HEADS: Final = {kind: ipc_file.HEAD + schema.serialize().to_pybytes() for kind, schema in SCHEMAS.items()}
 """How every file of a kind begins: the magic and the bare schema."""
+_HEAD_SUMS: Final = {kind: crc32(head) for kind, head in _HEADS.items()}
 
 _DOC_STEP: Final = 64
 """Documents are padded with spaces to a multiple of this."""
@@ -87,7 +89,9 @@ U32 = npt.NDArray[np.uint32]
 
 def pack(values: npt.NDArray[Any]) -> str:
     """Return an integer array as text: base64 of its little-endian bytes, shuffled and deflated if large."""
-    data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+    if sys.byteorder != "little" or values.dtype.byteorder == ">":
+        values = values.astype(values.dtype.newbyteorder("<"))
+    data = values.tobytes()
     if len(data) <= 256:
         return "r" + binascii.b2a_base64(data, newline=False).decode()
     # Byte-shuffling puts the mostly-zero high bytes together: 10,000 runs shrink tenfold.
@@ -165,7 +169,7 @@ def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
         places.append((at, body, size - body))
         at += size
     tail = _tail(blocks.kind, text, digest, places)
-    crc = crc32(head)
+    crc = _HEAD_SUMS[blocks.kind]
     if blocks.table is None:
         for message in blocks.messages:
             crc = crc32(message, crc)

@@ -7,6 +7,7 @@ whole columns; the only Python loops are over distinct topics and tags.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ I64 = npt.NDArray[np.int64]
 _TAGS: Final = schema.ROWS.get_field_index("tags")
 BODY: Final = schema.ROWS.get_field_index("body")
 _STRUCT: Final = pa.struct(list(schema.ROWS))
+_ZERO: Final = np.frombuffer(bytes(4), np.int32)
+_ONE: Final = np.frombuffer((1).to_bytes(4, sys.byteorder), np.int32)
 
 
 class MessageBatch:
@@ -162,6 +165,8 @@ class MessageBatch:
 
     def _check(self) -> None:
         """Refuse rows that RocketMQ would refuse, naming the first bad one."""
+        from rmq_spark.log.folds import FOLD_TOPICS  # folds stand on the run index of this module
+
         table = self.table()
         if table.num_rows == 0:
             return
@@ -169,7 +174,7 @@ class MessageBatch:
             _refuse(table, pc.is_null(table[name]), f"{name} is null")
         for topic in pc.unique(table["topic"]).to_pylist():
             names.check_topic(topic)
-            if topic.startswith(names.SYSTEM_PREFIX):
+            if topic in FOLD_TOPICS:
                 raise InvalidRequestError("state messages are appended one by one, not as a table", topic=topic)
         _refuse(table, pc.less(table["queueId"], 0), "queueId is negative")
         _refuse(table, pc.greater_equal(table["queueId"], names.QUEUES_MAX), "queueId is over 65535")
@@ -230,6 +235,11 @@ def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | N
 
 def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:
     """As `sort_into_runs`, for the few messages of a group commit that came as Python values."""
+    if len(rows) == 1:
+        row = rows[0]
+        code = java_hash.java_hash(row[_TAGS]) if row[_TAGS] else 0
+        queue_of, code_of = np.array([row[1]], np.int32), np.array([code], np.int32)
+        return rows, Runs([row[0]], _ZERO, queue_of, _ONE, _ONE, code_of), None
     order = None
     places = [(row[0], row[1]) for row in rows]
     if any(place > after for place, after in pairwise(places)):

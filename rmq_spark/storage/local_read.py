@@ -161,6 +161,8 @@ class LocalReader:
     def exists(self, path: str) -> bool:
         try:
             return stat.S_ISREG(os.stat(self._full(path)).st_mode)
+        except FileNotFoundError:
+            return False
         except OSError as error:
             if error.errno in _ABSENT:
                 return False
