@@ -66,6 +66,11 @@ class LogSettings:
     """How far a writer's clock may be ahead of its storage's clock or of its own past pace."""
 
     def __post_init__(self) -> None:
+        try:
+            # A plain text, which no type checker saw, must not pass for a policy: nothing would be flushed.
+            object.__setattr__(self, "flush", Flush(self.flush))
+        except ValueError as error:
+            raise InvalidRequestError("setting has a bad value", setting="flush", value=self.flush) from error
         for field in fields(self):
             value = getattr(self, field.name)
             least = 1 if field.name in _POSITIVE else 0

@@ -17,6 +17,12 @@ def test_text_values_are_converted() -> None:
     assert built == LogSettings(flush=Flush.ASYNC, linger_ms=0.5, segment_bytes=1024, delete_when="4;16")
 
 
+def test_a_flush_policy_given_as_text_is_the_policy() -> None:
+    assert LogSettings(flush="sync").flush is Flush.SYNC  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="bad value"):
+        LogSettings(flush="never")  # type: ignore[arg-type]
+
+
 def test_an_unknown_setting_names_the_nearest() -> None:
     with pytest.raises(InvalidRequestError, match="did you mean 'segment_bytes'") as caught:
         LogSettings.from_mapping({"segment_byte": 1})
