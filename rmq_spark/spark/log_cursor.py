@@ -9,6 +9,7 @@ import numpy as np
 
 from rmq_spark.errors import DataExpiredError, InvalidRequestError
 from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.queues import Queues
 from rmq_spark.log.run_table import RunIndex, RunTable
 from rmq_spark.log.scan import Query
 from rmq_spark.spark.options import ReadOptions
@@ -33,7 +34,12 @@ class LogCursor:
     def end(self) -> Position:
         """The log's end as of now."""
         state = self.log.refresh().state
-        return Position(state.offset, self.subscription.totals(state)[1])
+        return Position(state.offset, self.subscription.count(state.queues))
+
+    def first(self) -> Position:
+        """Where what retention has left begins."""
+        mark = self.log.refresh().mark
+        return Position(mark.log_start, self.subscription.count(Queues.load(mark.starts)))
 
     def at(self, offset: int) -> Position:
         """A log offset with the number of messages before it."""
@@ -47,11 +53,7 @@ class LogCursor:
         """How far to read from `start` towards `end`, behind which there is something new, within the limits."""
         if rows_max is None and bytes_max is None:
             return end
-        view = self.log.refresh()
-        floor = view.mark.log_start
-        begin = start
-        if floor > start.offset:
-            begin = Position(floor, max(start.seen, self.subscription.totals(view.state)[0]))
+        begin = max(start, self.first())
         many = 1 << 62
         query = Query(start=self._skip_idle(begin.offset), end=end.offset)
         offset, rows = self._runs.cut_after(
@@ -138,12 +140,11 @@ class LogCursor:
         return self._idle[1] if self._idle[0] <= start < self._idle[1] else start
 
     def _check_expired(self, start: Position, end: Position, same_subscription: bool) -> None:
-        view = self.log.view
-        floor = view.mark.log_start
+        floor = self.log.view.mark.log_start
         if floor <= start.offset:
             return
-        # All that lies below the floor counts as a queue's start; more than was seen means that some was not read.
-        lost = self.subscription.totals(view.state)[0] - start.seen if same_subscription else -1
+        # More messages below the log's start than were seen means that some were not read.
+        lost = self.first().seen - start.seen if same_subscription else -1
         if lost == 0:
             return
         where = {

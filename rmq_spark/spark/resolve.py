@@ -176,9 +176,11 @@ def position_at(log: CommitLog, ms: int) -> int:
             if segment.min_ms >= ms:
                 return max(segment.first, view.mark.log_start)
             query = scan.Query(start=segment.first, end=segment.end, from_ms=ms, columns=("commitOffset",))
+            planned = scan.plan(view, query, scan.ScanStats())
+            planned.starts = {}  # messages of deleted topics have their places in the log as well
             return min(
                 int(np.min(batch.column(0).to_numpy(zero_copy_only=False)))
-                for batch in log.scan(query)
+                for batch in scan.run(log, planned)
                 if batch.num_rows
             )
     commits = view.state.commits

@@ -24,24 +24,24 @@ def resolve_start(
     bound = options.starting
     if isinstance(bound, Latest):
         return {broker: cursor.end() for broker, cursor in cursors.items()}, None
-    if isinstance(bound, Earliest):
-        return {broker: _first(cursor) for broker, cursor in cursors.items()}, None
-    if isinstance(bound, ByTimestamp):
-        return {broker: cursor.at(position_at(cursor.log, bound.ms)) for broker, cursor in cursors.items()}, None
     positions: dict[str, Position] = {}
     offsets: dict[str, dict[tuple[str, int], int]] = {}
     settled: dict[str, int] = {}
     for broker, cursor in cursors.items():
-        state = cursor.log.refresh().state
-        settled[broker] = state.offset
-        queues = cursor.subscription.queues(state)
-        found = start_offsets(cursor.log, options, queues, state)
+        view = cursor.log.refresh()
+        settled[broker] = view.state.offset
+        if isinstance(bound, Earliest | ByTimestamp):
+            # Messages of topics that were deleted before are no loss, so where their queues begin is kept.
+            offsets[broker] = cursor.subscription.hidden(view)
+            positions[broker] = (
+                cursor.first() if isinstance(bound, Earliest) else cursor.at(position_at(cursor.log, bound.ms))
+            )
+            continue
+        queues = cursor.subscription.queues(view.state)
+        found = start_offsets(cursor.log, options, queues, view.state)
         # Queues that are not named start at their first message; named in the file, so that all is settled there.
         offsets[broker] = {(q.topic, q.queue): found.get((q.topic, q.queue), q.first) for q in queues}
         positions[broker] = cursor.covering(offsets[broker])
+    if not any(offsets.values()):
+        return positions, None
     return positions, write_starts(store.storage, QueueStarts(offsets, settled))
-
-
-def _first(cursor: LogCursor) -> Position:
-    view = cursor.log.refresh()
-    return Position(view.mark.log_start, cursor.subscription.totals(view.state)[0])

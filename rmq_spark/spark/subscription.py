@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,7 +12,9 @@ import numpy.typing as npt
 from rmq_spark.client.store import Store
 from rmq_spark.errors import InvalidRequestError, NotFoundError
 from rmq_spark.log.folds import TopicConfigs
+from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
+from rmq_spark.log.view import LogView
 from rmq_spark.model import names
 from rmq_spark.spark.options import ReadOptions
 
@@ -67,21 +68,22 @@ class Subscription:
             found += [QueueBounds(topic, queue, int(first[queue]), int(end[queue])) for queue in used.tolist()]
         return found
 
-    def totals(self, state: LogState) -> tuple[int, int]:
-        """Of the selected queues: the sum of their first offsets and the sum of their ends."""
-        gone = there = 0
-        for topic in filter(self.selects, state.queues.topics()):
-            first, end = state.queues.arrays(topic)
-            wanted = self.select(topic, np.arange(len(end)))
-            gone += int(first[wanted].sum())
-            there += int(end[wanted].sum())
-        return gone, there
+    def count(self, queues: Queues) -> int:
+        """How many messages the selected queues ever had, deleted ones included."""
+        total = 0
+        for topic in filter(self.selects, queues.topics()):
+            _, end = queues.arrays(topic)
+            total += int(end[self.select(topic, np.arange(len(end)))].sum())
+        return total
 
-
-def fingerprint(options: ReadOptions) -> str:
-    """A short text that is the same as long as the same queues are selected."""
-    parts = [options.topics, options.pattern, sorted(options.assign.items(), key=str) if options.assign else None]
-    return hashlib.blake2b(repr([*parts, options.retry_topic]).encode(), digest_size=4).hexdigest()
+    def hidden(self, view: LogView) -> dict[tuple[str, int], int]:
+        """First readable offsets of the queues whose messages before that are in the log, but of a deleted topic."""
+        old = Queues.load(view.mark.starts)
+        return {
+            (queue.topic, queue.queue): queue.first
+            for queue in self.queues(view.state)
+            if queue.first > old.bounds(queue.topic, queue.queue)[1]
+        }
 
 
 def check_topics(store: Store, options: ReadOptions) -> None:
