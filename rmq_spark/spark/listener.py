@@ -23,7 +23,7 @@ from rmq_spark.spark.bounds import Latest
 from rmq_spark.spark.group_progress import GroupProgress
 from rmq_spark.spark.log_cursor import LogCursor
 from rmq_spark.spark.options import ReadOptions
-from rmq_spark.spark.stream_offset import StreamOffset
+from rmq_spark.spark.stream_offset import StreamOffset, assigned
 
 _log = logging.getLogger(__name__)
 
@@ -114,12 +114,11 @@ def _touched(
 
 def _options(offset: StreamOffset, uri: str, group: str) -> ReadOptions:
     sub = offset.subscription
-    assign = {(topic, broker): tuple(queues) for topic, broker, queues in sub.get("assign", ())}
     return ReadOptions(
         store=uri,
         topics=tuple(sub["topics"]) if "topics" in sub else None,
         pattern=sub.get("pattern"),
-        assign=assign if "assign" in sub else None,
+        assign=assigned(sub),
         consumer_group=group,
         include_retry=bool(sub.get("retry")),
         starting=Latest(),

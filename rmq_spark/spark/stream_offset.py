@@ -10,7 +10,8 @@ in batch 0 it asks for the start again, and "latest" would by then be another pl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Final
 
 from rmq_spark.errors import InvalidRequestError, UnsupportedVersionError
@@ -44,7 +45,9 @@ class StreamOffset:
     starts: str | None = None
     """Name of the file with first offsets per queue, as long as they matter."""
     store: str | None = None
-    group: str | None = field(default=None)
+    group: str | None = None
+    store_id: str = ""
+    """Which store it belongs to, however its URI is written."""
 
     def position(self, broker: str) -> Position:
         """Where the stream is in one broker's log."""
@@ -61,6 +64,7 @@ class StreamOffset:
             value["from"] = _dump(self.origin)
         if self.group is not None:
             value["group"] = self.group
+        value["id"] = self.store_id
         if self.is_new:
             value["new"] = True
         if self.starts is not None:
@@ -92,6 +96,7 @@ class StreamOffset:
                 value.get("starts"),
                 value.get("store"),
                 value.get("group"),
+                value["id"],
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidRequestError("not an offset of this source", offset=str(value)[:200]) from error
@@ -102,7 +107,7 @@ def subscription_json(options: ReadOptions) -> dict[str, Any]:
     value: dict[str, Any] = {}
     if options.assign is not None:
         value["assign"] = [
-            [topic, broker, list(queues)]
+            [topic, broker, _ranges(queues)]
             for (topic, broker), queues in sorted(
                 options.assign.items(), key=lambda item: (item[0][0], item[0][1] or "")
             )
@@ -114,6 +119,22 @@ def subscription_json(options: ReadOptions) -> dict[str, Any]:
     if options.topics is not None:
         value["topics"] = sorted(options.topics)
     return value
+
+
+def assigned(subscription: Mapping[str, Any]) -> dict[tuple[str, str | None], tuple[int, ...]] | None:
+    """The queues by (topic, broker) of a subscription that names them, else None."""
+    if "assign" not in subscription:
+        return None
+    return {
+        (topic, broker): tuple(queue for low, high in ranges for queue in range(low, high + 1))
+        for topic, broker, ranges in subscription["assign"]
+    }
+
+
+def _ranges(queues: tuple[int, ...]) -> list[list[int]]:
+    """Ascending numbers as [first, last] pairs: ten thousand queues are seldom as many pairs."""
+    groups = (list(group) for _, group in groupby(enumerate(queues), key=lambda item: item[1] - item[0]))
+    return [[group[0][1], group[-1][1]] for group in groups]
 
 
 def _dump(brokers: Mapping[str, Position]) -> dict[str, list[int]]:

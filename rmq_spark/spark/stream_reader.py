@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from rmq_spark.client.store import Store
 from rmq_spark.clock import SystemClock
-from rmq_spark.errors import RmqError
+from rmq_spark.errors import InvalidRequestError, RmqError
 from rmq_spark.spark.batch_reader import TaskPartition
 from rmq_spark.spark.group_progress import GroupProgress
 from rmq_spark.spark.log_cursor import LogCursor
@@ -107,6 +107,7 @@ class _Planner:
             options.store, options=options.storage_options, read_only=options.consumer_group is None
         )
         self._subscription = subscription_json(options)
+        self._store_id = str(self._store.info.get("nonce", ""))[:8]
         self._cursors: dict[str, LogCursor] = {}
         self._initial: StreamOffset | None = None
         self._ends: dict[str, Position] | None = None
@@ -140,7 +141,8 @@ class _Planner:
     def latest(self, start: StreamOffset, *, limited: bool) -> StreamOffset:
         """The end of the next batch; `start` itself when there is nothing to read (or too little to bother)."""
         ends = self._ends or {broker: cursor.end() for broker, cursor in self.cursors().items()}
-        backlog = {broker: max(0, end.seen - start.position(broker).seen) for broker, end in ends.items()}
+        begin = self._counted(start, ends)
+        backlog = {broker: max(0, end.seen - begin.position(broker).seen) for broker, end in ends.items()}
         total = sum(backlog.values())
         if start.is_new and not total:
             # A batch without rows, but with a record of where the query started: from now on a restart knows it.
@@ -149,11 +151,11 @@ class _Planner:
             for broker in (broker for broker, more in backlog.items() if not more):
                 self._cursors[broker].note_idle(start.position(broker), ends[broker])
             return start
-        positions = dict(start.brokers)
+        positions = dict(begin.brokers)
         for broker, end in ends.items():
             if backlog[broker]:
                 share = self._share(backlog[broker], total) if limited else (None, None)
-                positions[broker] = self._cursors[broker].advance(start.position(broker), end, *share)
+                positions[broker] = self._cursors[broker].advance(begin.position(broker), end, *share)
         self._waiting_since = self._clock.elapsed_ns()
         if start.is_new:
             # The first batch's end keeps all that the start was: a restart finds both here.
@@ -166,6 +168,7 @@ class _Planner:
 
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[Task]:
         """The tasks of one batch. The same however often it is asked, as the messages between two positions are."""
+        self._check_store(end)
         begin = start.brokers
         if start.is_new and end.origin is not None:
             # After a crash in batch 0 Spark asks for the start anew; the batch's end tells where it really was.
@@ -214,7 +217,41 @@ class _Planner:
             starts=starts,
             store=self._options.store if group is not None else None,
             group=group,
+            store_id=self._store_id,
         )
+
+    def _check_store(self, offset: StreamOffset) -> None:
+        if offset.store_id != self._store_id:
+            raise InvalidRequestError(
+                "the checkpoint belongs to another store; give the query its own, or a new checkpoint",
+                store=self._options.store,
+                expected=offset.store_id,
+                actual=self._store_id,
+            )
+
+    def _counted(self, start: StreamOffset, ends: Mapping[str, Position]) -> StreamOffset:
+        """The start of a batch, checked, with the messages of this subscription before it.
+
+        Raises:
+            InvalidRequestError: it belongs to another store, or to a part of the log that is not there.
+        """
+        self._check_store(start)
+        for broker, position in start.brokers.items():
+            end = ends[broker].offset if broker in ends else 0
+            if position.offset > end and broker in self._cursors:
+                end = self._cursors[broker].end().offset  # AvailableNow may have fixed its end before the start
+            if position.offset > end:
+                raise InvalidRequestError(
+                    "the checkpoint is ahead of the log: messages that were read are not there any more; give the "
+                    "query a new checkpoint",
+                    broker=broker,
+                    position=position.offset,
+                    end=end,
+                )
+        if start.subscription == self._subscription:
+            return start
+        # Other topics than before: they are read from the same place on, but their messages were not counted.
+        return replace(start, brokers={b: self._cursors[b].at(p.offset) for b, p in start.brokers.items()})
 
     def _waits(self, available: int) -> bool:
         least = self._options.min_offsets_per_trigger
