@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.store import Store
+from rmq_spark.client.time_search import QueueKey
 from rmq_spark.spark.log_cursor import LogCursor
 from rmq_spark.spark.stream_offset import StreamOffset
 
@@ -23,13 +24,14 @@ class GroupProgress:
     """Commits a group's offsets as a stream's batches end."""
 
     def __init__(self, store: Store, group: str) -> None:
+        self._store = store
         self._offsets = GroupOffsets(store)
         self._group = group
-        self._planned: dict[str, dict[tuple[str, str, int], int]] = {}
+        self._planned: dict[str, dict[QueueKey, int]] = {}
         self._complete = False
         """Whether every queue of the subscription was committed once, those without new messages included."""
 
-    def planned(self, end: StreamOffset, ends: dict[tuple[str, str, int], int]) -> None:
+    def planned(self, end: StreamOffset, ends: dict[QueueKey, int]) -> None:
         """Remember which offsets a batch leads to."""
         self._planned[_key(end)] = ends
         while len(self._planned) > _KEPT:
@@ -49,8 +51,17 @@ class GroupProgress:
                 if broker in cursors
                 for (topic, queue), offset in cursors[broker].all_queues(position).items()
             }
-        self._offsets.commit(self._group, ends, member=MEMBER)
+        self._offsets.commit(self._group, self._existing(ends), member=MEMBER)
         self._complete = True
+
+    def _existing(self, ends: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """Without the queues of topics that were deleted or never created: a group has no offsets there."""
+        topics = {topic.name: topic.queues for topic in self._store.topics()}
+        return {
+            (topic, broker, queue): offset
+            for (topic, broker, queue), offset in ends.items()
+            if queue < topics.get(topic, {}).get(broker, 0)
+        }
 
 
 def _key(end: StreamOffset) -> str:
