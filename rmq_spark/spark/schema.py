@@ -110,6 +110,8 @@ def shape_of(wanted: StructType, *, decompress: bool) -> Shape:
                 "column cannot be read as this type", column=field.name, type=asked, allowed=sorted(allowed)
             )
     names = [field.name for field in wanted]
+    if not names:
+        raise InvalidRequestError("the schema names no column; Arrow cannot count rows without one", known=list(types))
     if len(set(names)) < len(names):
         raise InvalidRequestError("a column is named twice in the schema", columns=names)
     target = to_arrow_schema(wanted, timezone="UTC")
@@ -131,8 +133,9 @@ def _to_type(column: pa.Array, field: pa.Field) -> pa.Array:
     try:
         return pc.cast(column, field.type)
     except pa.ArrowInvalid as error:
+        instead = "binary" if field.name == "body" else "bigint"
         raise InvalidRequestError(
-            "a value cannot be read as the type that the schema asks for; read it with its own type",
+            f"a value cannot be read as this type; ask for the column as {instead} by a schema",
             column=field.name,
             type=str(field.type),
             reason=str(error),
