@@ -80,7 +80,7 @@ class Landed:
     @cached_property
     def commit_offsets(self) -> I64:
         """Log offset of each row, in the order the rows were given."""
-        return self._as_given(self.first + np.arange(self.rows.rows, dtype=np.int64))
+        return self._as_given(np.arange(self.first, self.first + self.rows.rows, dtype=np.int64))
 
     def _as_given(self, values: I64) -> I64:
         if self.rows.order is None:

@@ -27,8 +27,9 @@ class Periodic:
         self._thread.start()
 
     def poke(self) -> None:
-        """There is something to do within the period."""
-        self._wake.set()
+        """There is something to do within the period; tell so after noting what."""
+        if not self._wake.is_set():  # if it is: the thread clears it before it looks at what there is to do
+            self._wake.set()
 
     def check(self) -> None:
         """Raise what went wrong in the background, once."""

@@ -140,7 +140,7 @@ class GroupCommit:
 
     def _take(self) -> list[Request]:
         group = [self._queue.popleft()]
-        if group[0].alone:
+        if group[0].alone or not self._queue:
             return group
         rows, size = group[0].batch.num_rows, group[0].batch.body_bytes
         while self._queue and not self._queue[0].alone:

@@ -174,6 +174,8 @@ def cut(batch: pa.RecordBatch, run_rows: npt.NDArray[np.int32], block_bytes: int
 
 def queue_offsets(runs: Runs, bases: I64) -> I64:
     """Queue offset of each row in file order."""
+    if len(bases) == 1:
+        return np.arange(int(bases[0]), int(bases[0]) + int(runs.rows[0]), dtype=np.int64)
     return np.repeat(bases - runs.first_rows(), runs.rows) + np.arange(int(runs.rows.sum()))
 
 
