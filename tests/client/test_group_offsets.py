@@ -132,6 +132,13 @@ class TestCommit:
         assert groups.groups() == []
         assert end(store) == 0
 
+    @pytest.mark.parametrize("changed", [{"topic": ""}, {"member": 7}, {"member": True}, {"offsets": {"0": True}}])
+    def test_records_that_could_not_be_read_back_are_refused(self, store: Store, changed: dict[str, object]) -> None:
+        body = json.dumps({"group": "g", "topic": "orders", "offsets": {"0": 1}, **changed}).encode()
+        record = MessageBatch.of(topic=ConsumerOffsets.topic, queue_id=0, msg_id="1", body=body, born_timestamp_ms=0)
+        with pytest.raises(InvalidRequestError, match="not a state message"):
+            store.log().append(record)
+
     def test_ten_thousand_queues_are_one_commit_each_time(self, clock: ManualClock) -> None:
         with memory_store(clock) as store:
             store.create_topic("wide", queues=8_000)

@@ -288,7 +288,7 @@ def first_delivered(store: Store, group: str, topic: str, queue: int) -> tuple[i
     return min(rows, default=None)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS, given_settings=SETTINGS, back=st.integers(-5, 2_500))
 def test_the_first_message_after_a_reset_is_the_first_at_that_moment(
     steps: list[Any], given_settings: dict[str, int], back: int
