@@ -6,7 +6,9 @@ import zlib
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError
 
@@ -25,6 +27,28 @@ def compress(body: bytes, over_bytes: int | None) -> tuple[bytes, int]:
     if over_bytes is None or len(body) < over_bytes:
         return body, 0
     return zlib.compress(body, _LEVEL), COMPRESSED | ZLIB
+
+
+def compress_column(bodies: pa.BinaryArray, over_bytes: int) -> tuple[pa.BinaryArray, npt.NDArray[np.int32]]:
+    """Return the bodies to store and the sysFlag bits of each; a body that would grow is left as it is.
+
+    Args:
+        bodies: a column without nulls.
+        over_bytes: compress bodies of at least so many bytes.
+    """
+    lengths = pc.binary_length(bodies).to_numpy(zero_copy_only=False)
+    flags = np.zeros(len(bodies), np.int32)
+    large = np.flatnonzero(lengths >= max(over_bytes, 1))
+    if not large.size:
+        return bodies, flags
+    # Only bodies that are compressed are touched one by one; zlib costs far more than the loop.
+    made = [zlib.compress(bodies[row].as_buffer(), _LEVEL) for row in large.tolist()]
+    smaller = np.array([len(new) for new in made]) < lengths[large]
+    flags[large[smaller]] = COMPRESSED | ZLIB
+    mask = np.zeros(len(bodies), np.bool_)
+    mask[large[smaller]] = True
+    new = pa.array([body for body, wanted in zip(made, smaller.tolist(), strict=True) if wanted], pa.binary())
+    return pc.replace_with_mask(bodies, pa.array(mask), new), flags
 
 
 def decompress(batch: pa.RecordBatch) -> pa.RecordBatch:

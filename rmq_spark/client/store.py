@@ -234,6 +234,13 @@ class Store:
 
     # ------------------------------------------------------------ life
 
+    def is_still_there(self) -> bool:
+        """Whether the store that was opened is the one at its URI now; one made anew in its place is another."""
+        try:
+            return _read_info(self.storage) == self.info
+        except NotFoundError:
+            return False
+
     def flush(self) -> None:
         """Make everything appended through this store's handles durable."""
         for log in list(self._logs.values()):

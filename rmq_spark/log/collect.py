@@ -8,6 +8,7 @@ fails with a clear error instead of landing a commit whose rows are gone. Then i
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from rmq_spark.errors import PreconditionFailedError
@@ -45,17 +46,47 @@ def collect(log: CommitLog, *, orphan_age_ms: int = ORPHAN_AGE_MS) -> int:
         orphan = offset is None and modified_ms <= oldest
         if rolled or orphan:
             claim.append(name)
-    if claim:
+    if claim and not _claim(log, claim, floor):
+        return 0  # a job was faster; the next collection sees the new state
+    doomed = _delete_claimed(log)
+    return sum(name in listed for name in doomed)
 
-        def still_unneeded(state: LogState) -> str | None:
-            now = state.fold(RowFiles).referenced
-            taken = [name for name in claim if now.get(name, -1) >= floor]
-            return f"row files were committed meanwhile: {taken[:3]}" if taken else None
 
-        try:
-            log.append(_record(log, {"claim": claim}), expect=still_unneeded)
-        except PreconditionFailedError:
-            return 0  # a job was faster; the next collection sees the new state
+def discard(log: CommitLog, names: Sequence[str]) -> bool:
+    """Delete row files of a job that will not commit them (again); False if the log refers to them, which keeps them.
+
+    Safe when nobody knows whether their commit has landed: a claim and a commit exclude each other, whichever comes
+    first in the log.
+
+    Raises:
+        ReadOnlyError, ClosedError: this handle may not change the log.
+    """
+    log.check_writable()
+    if not names:
+        return True
+    if not _claim(log, list(names), 0):
+        return False
+    _delete_claimed(log)
+    return True
+
+
+def _claim(log: CommitLog, names: list[str], floor: int) -> bool:
+    """Append that nobody may refer to these files any more; False if a commit at or above `floor` does."""
+
+    def still_unneeded(state: LogState) -> str | None:
+        now = state.fold(RowFiles).referenced
+        taken = [name for name in names if now.get(name, -1) >= floor]
+        return f"row files were committed meanwhile: {taken[:3]}" if taken else None
+
+    try:
+        log.append(_record(log, {"claim": names}), expect=still_unneeded)
+    except PreconditionFailedError:
+        return False
+    return True
+
+
+def _delete_claimed(log: CommitLog) -> list[str]:
+    """Delete every claimed file, also those of a collector that died, and sign them off."""
     view = log.refresh()
     doomed = sorted(view.state.fold(RowFiles).claimed)
     if doomed and view.mark.epoch:
@@ -65,7 +96,7 @@ def collect(log: CommitLog, *, orphan_age_ms: int = ORPHAN_AGE_MS) -> int:
         log.storage.delete(paths.data_file(log.root, name))
     if doomed:
         log.append(_record(log, {"gone": doomed}))
-    return sum(name in listed for name in doomed)
+    return doomed
 
 
 def _record(log: CommitLog, value: dict[str, list[str]]) -> MessageBatch:

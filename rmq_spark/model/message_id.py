@@ -33,6 +33,14 @@ class UniqueIds:
 
     def draw(self, count: int = 1) -> list[str]:
         """Return `count` ids that nobody else has drawn, ascending."""
+        prefix, start = self.reserve(count)
+        return [f"{prefix}{number & 0xFFFFFFFFFFFF:012X}" for number in range(start, start + count)]
+
+    def reserve(self, count: int) -> tuple[str, int]:
+        """Reserve `count` ids without writing them out: the first 20 digits of all of them, and the first number.
+
+        An id is those digits and 12 more: the low 48 bits of its number, numbers being consecutive.
+        """
         with self._lock:
             now = self._ms_of_month()
             if now > self._tick:
@@ -40,8 +48,7 @@ class UniqueIds:
             start = self._tick * 65_536 + self._count
             last = start + count
             self._tick, self._count = last >> 16, last & 0xFFFF
-        prefix = self._prefix
-        return [f"{prefix}{number & 0xFFFFFFFFFFFF:012X}" for number in range(start, last)]
+        return self._prefix, start
 
     def _ms_of_month(self) -> int:
         now = self._clock.now_ms()

@@ -16,6 +16,12 @@ DELAY_LEVEL: Final = "DELAY"
 """Delay level 1 to 18."""
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 """Absolute delivery time, milliseconds."""
+TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+"""When a parked message is due, to the second; see `delays.TIMER_PRECISION_MS`."""
+REAL_TOPIC: Final = "REAL_TOPIC"
+"""Where a parked message goes."""
+REAL_QID: Final = "REAL_QID"
+"""Queue of `REAL_TOPIC`."""
 
 COLUMN_OF: Final = {TAGS: "tags", KEYS: "keys", UNIQ_KEY: "msgId"}
 """RocketMQ properties that are columns of their own in this log."""

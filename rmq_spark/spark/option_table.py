@@ -33,8 +33,8 @@ EVERYWHERE: Final = READ | WRITE
 
 STORAGE_PREFIX: Final = "storage."
 """Options with this prefix go to the storage backend, without it."""
-_SPARKS_OWN: Final = frozenset({"checkpointlocation"})
-"""Options that Spark itself reads and hands over as well."""
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
+"""Options that Spark itself reads and hands over to a stream's sink as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,7 +412,7 @@ def select(options: Mapping[str, str], use: Use) -> tuple[dict[str, str], dict[s
             continue
         option = known.get(name)
         if option is None:
-            if name in _SPARKS_OWN:
+            if name in _SPARKS_OWN and use is Use.STREAM_WRITE:
                 continue
             raise _unknown(given, use)
         if option.name in found:

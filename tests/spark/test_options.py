@@ -137,7 +137,9 @@ def test_options_of_other_connectors_get_advice(name: str) -> None:
 
 
 def test_spark_s_own_options_are_left_to_spark() -> None:
-    assert write(True, checkpointlocation="/c") == write(True)
+    assert write(True, checkpointlocation="/c", queryname="q") == write(True)
+    with pytest.raises(InvalidRequestError, match="unknown option checkpointLocation for a batch write"):
+        write(checkpointLocation="/c")
 
 
 @pytest.mark.parametrize(
