@@ -311,11 +311,30 @@ def _permute(batch: pa.RecordBatch, order: I64) -> pa.RecordBatch:
     indices = pa.array(order)
 
     def permuted(column: pa.Array) -> pa.Array:
-        return column if _is_uniform(column) else column.take(indices)
+        if _is_uniform(column):
+            return column
+        found = _take_equal_widths(column, order)
+        return column.take(indices) if found is None else found
 
     # Taking a column is one long call that lets other threads run; small batches are not worth the hand-over.
     columns = _takers().map(permuted, batch.columns) if len(order) >= MANY_ROWS else map(permuted, batch.columns)
     return pa.RecordBatch.from_arrays(list(columns), schema=batch.schema)
+
+
+def _take_equal_widths(column: pa.Array, order: I64) -> pa.Array | None:
+    """The rows of a text or binary column whose values all have the same length; None for any other column.
+
+    numpy moves items of one size several times quicker than Arrow moves values of any size.
+    """
+    if column.null_count or not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+        return None
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    begin, width = int(offsets[0]), int(offsets[1] - offsets[0])
+    if not width or np.any(offsets[1:] - offsets[:-1] != width):
+        return None
+    values = np.frombuffer(column.buffers()[2], f"V{width}", len(column), begin).take(order)
+    ends = pa.py_buffer(np.arange(len(column) + 1, dtype=np.int32) * np.int32(width))
+    return pa.Array.from_buffers(column.type, len(column), [None, ends, pa.py_buffer(values)], 0)
 
 
 @cache

@@ -79,3 +79,20 @@ def test_many_queues_are_sorted_by_number_not_by_text() -> None:
     drawn = [make("a", queue, None, queue) for queue in (10, 9, 65_535, 0, 100)]
     assert sort_into_runs(to_record_batch(drawn))[1].queue.tolist() == [0, 9, 10, 100, 65_535]
     assert sort_rows(drawn)[1].queue.tolist() == [0, 9, 10, 100, 65_535]
+
+
+@settings(deadline=None)
+@given(rows, st.lists(st.binary(min_size=3, max_size=3) | st.binary(max_size=5), min_size=1, max_size=5), st.data())
+def test_part_of_a_batch_is_sorted_like_a_batch_of_its_own(
+    given_rows: list[tuple[Any, ...]], bodies: list[bytes], data: st.DataObject
+) -> None:
+    varied = [(*row[:5], bodies[index % len(bodies)], *row[6:]) for index, row in enumerate(given_rows)]
+    start = data.draw(st.integers(0, len(varied) - 1))
+    part, runs, order = sort_into_runs(to_record_batch(varied).slice(start))
+    part.validate(full=True)
+    alone, alone_runs, alone_order = sort_into_runs(to_record_batch(varied[start:]))
+    assert part.equals(alone)
+    assert runs.rows.tolist() == alone_runs.rows.tolist()
+    assert (order is None) == (alone_order is None)
+    if order is not None:
+        assert part.equals(to_record_batch([varied[start:][index] for index in order.tolist()]))
