@@ -280,6 +280,45 @@ class SinkBatches:
         self.last = value
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who may write a table, and until when."""
+
+    holder: str
+    epoch: int
+    """Rises with every change of hands."""
+    until_ms: int
+    """0: it was given back."""
+
+
+class TableLeases:
+    """Leases on derived tables: one engine writes a table at a time. Lives in the nameserver log."""
+
+    name: ClassVar[str] = "table_leases"
+    topic: ClassVar[str] = "rmq_sys_table_lease"
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Lease] = {}
+        """By table."""
+
+    @staticmethod
+    def check(value: dict[str, Any]) -> None:
+        _need(value["table"], str, "table")
+        _need(value["holder"], str, "holder")
+        _need(value["epoch"], int, "epoch")
+        _need(value["until"], int, "until")
+
+    def apply(self, record: Record, queues: Queues) -> None:
+        value = record.value
+        self.leases[value["table"]] = Lease(value["holder"], value["epoch"], value["until"])
+
+    def dump(self) -> Any:
+        return {table: [lease.holder, lease.epoch, lease.until_ms] for table, lease in sorted(self.leases.items())}
+
+    def load(self, value: Any) -> None:
+        self.leases = {table: Lease(*lease) for table, lease in value.items()}
+
+
 FOLDS: Final[tuple[type[Fold], ...]] = (
     TopicConfigs,
     GroupConfigs,
@@ -287,10 +326,14 @@ FOLDS: Final[tuple[type[Fold], ...]] = (
     Truncations,
     RowFiles,
     SinkBatches,
+    TableLeases,
 )
 """Every fold over state messages. Order is the order of records within one commit offset: none depends on it."""
 
 FOLD_TOPICS: Final = frozenset(fold.topic for fold in FOLDS)
+
+LATER_FOLDS: Final = frozenset({TableLeases.name})
+"""Folds that the first writers of the format did not have: while one is empty, it has no payload, as with them."""
 
 
 _BY_TOPIC: Final = {fold.topic: fold for fold in FOLDS}

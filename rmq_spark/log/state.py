@@ -15,7 +15,16 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from rmq_spark.log.file_format import FileMeta, pack, unpack
-from rmq_spark.log.folds import FOLD_TOPICS, FOLDS, Fold, Record, RowFiles, SinkBatches, apply_record
+from rmq_spark.log.folds import (
+    FOLD_TOPICS,
+    FOLDS,
+    LATER_FOLDS,
+    Fold,
+    Record,
+    RowFiles,
+    SinkBatches,
+    apply_record,
+)
 from rmq_spark.log.queues import Queues
 
 GENESIS: Final = "0" * 32
@@ -102,7 +111,9 @@ class LogState:
         }
         payloads: dict[str, Any] = {"core": core, "queues": self.queues.dump(), "commits": self.commits.dump()}
         for fold in self.folds.values():
-            payloads[fold.name] = fold.dump()
+            value = fold.dump()
+            if value or fold.name not in LATER_FOLDS:
+                payloads[fold.name] = value
         return {name: json.dumps(value, separators=(",", ":")).encode() for name, value in payloads.items()}
 
     @classmethod

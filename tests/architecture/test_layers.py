@@ -20,14 +20,22 @@ LAYERS = {
     "errors": 0, "clock": 0, "model": 0,
     "filter": 1,
     "storage": 2, "log": 2,
-    "client": 4,
+    "client": 4, "tables": 4, "query": 4,
     "spark": 5, "cli": 5, "demo": 5,
 }
 # fmt: on
 """Part of the package -> its layer; a part may import lower layers. Layer 3, the messaging rules, is to come."""
 
-SAME_LAYER = {("model", "errors"), ("model", "clock"), ("log", "storage")}
-"""Imports within a layer that are meant: model stands on errors and clock, the log on the storage protocol."""
+SAME_LAYER = {
+    ("model", "errors"),
+    ("model", "clock"),
+    ("log", "storage"),
+    ("tables", "client"),
+    ("query", "client"),
+    ("query", "tables"),
+}
+"""Imports within a layer that are meant: model stands on errors and clock, the log on the storage protocol, tables and
+queries on an open store, queries on tables."""
 
 CORE = {"numpy", "pyarrow"}
 MAY_IMPORT = {
@@ -38,6 +46,8 @@ MAY_IMPORT = {
     "storage": {"fsspec", "hdfs_native", "obstore"},
     "log": CORE | {"isal"},
     "client": CORE,
+    "tables": CORE,
+    "query": CORE,
     "spark": CORE | {"pyspark"},
     "cli": CORE | {"typer", "rich", "click"},
     "demo": CORE | {"rich"},

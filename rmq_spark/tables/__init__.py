@@ -1,0 +1,1 @@
+"""Tables derived from the log: ConsumeQueue, index and consumer offsets, in Delta format, for any engine to read."""

@@ -1,0 +1,362 @@
+"""The in-process engine: advances the tables along the log, each range exactly once, without a JVM.
+
+Steps of `reput` for one range, each safe to die after:
+1. read the marks (Delta's transaction versions) of the tables: the range begins at the least of them;
+2. make the range durable in the log, if it is not: a table must never know more than the log after a power loss;
+3. make the rows and write them as Parquet files under names of their own, which nothing refers to yet;
+4. commit, table by table: rows and new mark in one entry of Delta's log, created exclusively. If the table's mark is
+   not the one that the rows were made for, the files are thrown away: somebody else has been faster.
+
+So exactly once does not rest on the lease: a process that slept through it loses the race for the entry, or finds the
+mark moved. The lease keeps engines from doing the work twice, and keeps engines apart whose commits are not exclusive.
+While one range is written, the next one is read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from rmq_spark.client.store import Store
+from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, InvalidRequestError, NotFoundError
+from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.folds import Lease, TableLeases
+from rmq_spark.log.view import LogView
+from rmq_spark.storage import paths
+from rmq_spark.tables import data_files, upkeep
+from rmq_spark.tables.delta_actions import DataFile, transaction
+from rmq_spark.tables.delta_log import DeltaLog, check_mark
+from rmq_spark.tables.lease import TableLease
+from rmq_spark.tables.range_rows import RangeRows
+from rmq_spark.tables.schemas import TABLES
+
+RANGE_MESSAGES: Final = 1_000_000
+"""Most messages of a range: it bounds memory (some 300 bytes a message) and is what one index file holds."""
+
+_LOOKS: Final = 5
+
+Progress = Callable[[int, int], None]
+"""Called with how many messages have entered the tables, and how many there are to enter."""
+
+_log = logging.getLogger(__name__)
+
+
+def no_progress(done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+@dataclass(slots=True)
+class ReputResult:
+    """What a call did."""
+
+    ranges: int = 0
+    """Ranges that entered at least one table."""
+    messages: int = 0
+    """Log offsets that the tables went forward."""
+    rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
+    """Rows that entered, by table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStatus:
+    """One table with respect to one broker."""
+
+    table: str
+    broker: str
+    mark: int | None
+    """Log offset up to which the table is complete; None when it has nothing of this broker."""
+    log_start: int
+    log_end: int
+    rows: int
+    files: int
+    bytes: int
+    version: int | None
+    """Delta's version of the table; None when there is none."""
+    lease: Lease | None
+    """Who writes it, if somebody does."""
+
+    @property
+    def behind(self) -> int:
+        """Log offsets that are not in the table yet."""
+        return self.log_end - max(self.log_start, self.mark or 0)
+
+
+def reput(
+    store: Store,
+    *,
+    brokers: Sequence[str] | None = None,
+    tables: Sequence[str] | None = None,
+    end: int | None = None,
+    range_messages: int = RANGE_MESSAGES,
+    wait_s: float = 0.0,
+    progress: Progress = no_progress,
+) -> ReputResult:
+    """Advance the tables to the end of the logs (or to log offset `end`), trim what has expired, and tidy up.
+
+    Returns when everything that was in the logs at the beginning is in the tables.
+
+    Raises:
+        PreconditionFailedError: another engine holds the lease, and still does after `wait_s` seconds.
+        FencedError: the lease was lost on the way; what was committed stays, nothing is doubled.
+        CorruptDataError: a log or a table is damaged, or a table is ahead of its log.
+        ReadOnlyError, UnavailableError, OutcomeUnknownError: the storage failed; call again, nothing is doubled.
+    """
+    if range_messages < 1:
+        raise InvalidRequestError("a range has at least one message", range_messages=range_messages)
+    names = tuple(tables or TABLES)
+    result = ReputResult()
+    with TableLease.acquire(store, names, wait_s=wait_s) as lease:
+        works = [_Broker(store, broker, names, lease) for broker in brokers or store.brokers()]
+        total = sum(work.plan(end) for work in works)
+        progress(0, total)
+        for work in works:
+            work.run(range_messages, result, lambda done: progress(min(done, total), total))
+        tend(store, names, lease)
+    return result
+
+
+def tend(store: Store, names: Sequence[str], lease: TableLease) -> None:
+    """Keep tables in shape: drop rows below the logs' starts, merge small files, write checkpoints, delete files."""
+    starts = {broker: store.log(broker).look(lambda view: view.mark.log_start) for broker in store.brokers()}
+    for name in names:
+        lease.hold()
+        upkeep.tend(DeltaLog(store.storage, TABLES[name]), starts, store.clock, lease.hold)
+
+
+def rebuild(
+    store: Store,
+    *,
+    tables: Sequence[str] | None = None,
+    range_messages: int = RANGE_MESSAGES,
+    wait_s: float = 0.0,
+    progress: Progress = no_progress,
+) -> ReputResult:
+    """Empty the tables and fill them from the logs; readers see the old rows, then none, then more and more.
+
+    Raises:
+        as `reput`.
+    """
+    names = tuple(tables or TABLES)
+    with TableLease.acquire(store, names, wait_s=wait_s):
+        for name in names:
+            upkeep.empty(DeltaLog(store.storage, TABLES[name]), store.clock)
+    return reput(store, tables=names, range_messages=range_messages, wait_s=wait_s, progress=progress)
+
+
+def drop(store: Store, *, tables: Sequence[str] | None = None, wait_s: float = 0.0) -> list[str]:
+    """Delete tables; nothing is lost, as they can be made again. Returns those that were there.
+
+    Raises:
+        PreconditionFailedError: another engine holds the lease.
+    """
+    names = tuple(tables or TABLES)
+    with TableLease.acquire(store, names, wait_s=wait_s):
+        return [name for name in names if upkeep.drop(DeltaLog(store.storage, TABLES[name]), store.clock)]
+
+
+def status(store: Store, *, tables: Sequence[str] | None = None) -> list[TableStatus]:
+    """Where the tables are, for each table and broker."""
+    leases = store.nameserver.look(lambda view: dict(view.state.fold(TableLeases).leases))
+    now = store.clock.now_ms()
+    found = []
+    for name in tables or TABLES:
+        spec = TABLES[name]
+        snapshot = DeltaLog(store.storage, spec).refresh()
+        lease = leases.get(name)
+        for broker in store.brokers():
+            start, end = store.log(broker).look(lambda view: (view.mark.log_start, view.state.offset))
+            files = [file for file in snapshot.files.values() if file.broker == broker] if snapshot else []
+            found.append(
+                TableStatus(
+                    table=name,
+                    broker=broker,
+                    mark=snapshot.mark(spec, broker) if snapshot else None,
+                    log_start=start,
+                    log_end=end,
+                    rows=sum(file.rows or 0 for file in files),
+                    files=len(files),
+                    bytes=sum(file.size for file in files),
+                    version=snapshot.version if snapshot else None,
+                    lease=lease if lease is not None and lease.until_ms > now else None,
+                )
+            )
+    return found
+
+
+def read_table(store: Store, table: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """All rows of a table, in no order, or the named columns of them; no rows while there is no table.
+
+    Raises:
+        InvalidRequestError: there is no such table.
+        CorruptDataError: a file of it is damaged or missing.
+    """
+    if table not in TABLES:
+        raise InvalidRequestError("no such table", table=table, known=list(TABLES))
+    spec = TABLES[table]
+    names = list(columns or spec.schema.names)
+    empty = pa.schema([spec.schema.field(name) for name in names]).empty_table()
+    delta = DeltaLog(store.storage, spec)
+    for look in range(_LOOKS):
+        snapshot = delta.reload()
+        try:
+            files = list(snapshot.files.values()) if snapshot else []
+            return pa.concat_tables([empty, *(data_files.read(store.storage, spec, file, names) for file in files)])
+        except NotFoundError as error:
+            if look == _LOOKS - 1:
+                raise CorruptDataError("a file of a table is missing", **error.context) from error
+    raise AssertionError("unreachable")
+
+
+class OvertakenError(Exception):
+    """A table's mark is not the one that rows were made for."""
+
+
+@dataclass(slots=True)
+class _Range:
+    """A log range on its way into tables."""
+
+    start: int
+    end: int
+    marks: dict[str, int | None]
+    """By table that it enters: the mark that must be there."""
+    rows: dict[str, pa.Table] = field(default_factory=dict)
+
+
+class _Broker:
+    """Advances tables along one broker's log."""
+
+    def __init__(self, store: Store, broker: str, tables: Sequence[str], lease: TableLease) -> None:
+        self._store = store
+        self._name = broker
+        self._log: CommitLog = store.log(broker)
+        self._lease = lease
+        self._rows = RangeRows(self._log)
+        self._deltas = {name: DeltaLog(store.storage, TABLES[name]) for name in tables}
+        self._end = 0
+
+    def plan(self, end: int | None) -> int:
+        """Fix where to stop; returns how many messages there are to enter."""
+        last = self._log.look(lambda view: view.state.offset)
+        self._end = last if end is None else min(end, last)
+        marks = self._marks()
+        start = self._log.look(lambda view: view.mark.log_start)
+        return max(0, self._end - max(start, min(mark or 0 for mark in marks.values())))
+
+    def run(self, range_messages: int, result: ReputResult, progress: Callable[[int], None]) -> None:
+        """Advance to where `plan` said."""
+        with ThreadPoolExecutor(1, thread_name_prefix="rmq-reput") as writer:
+            while not self._advance(writer, range_messages, result, progress):
+                pass
+
+    def _advance(
+        self, writer: ThreadPoolExecutor, range_messages: int, result: ReputResult, progress: Callable[[int], None]
+    ) -> bool:
+        """Go on from the tables' marks; False if somebody, or retention, came between: then read the marks again."""
+        marks = self._marks()
+        under_way: Future[dict[str, int]] | None = None
+        current: _Range | None = None
+        try:
+            while True:
+                self._lease.hold()
+                following = self._next(marks, range_messages)
+                if following is not None:
+                    following.rows = self._rows.make(following.start, following.end, following.marks)
+                if under_way is not None and current is not None:
+                    landed = under_way.result()
+                    under_way = None
+                    self._count(result, current, landed)
+                    progress(result.messages)
+                if following is None:
+                    return True
+                current = following
+                marks.update(dict.fromkeys(current.marks, current.end))
+                under_way = writer.submit(self._write, current)
+        except (OvertakenError, DataExpiredError) as error:
+            _log.info("the tables of %s go on from their newest marks: %s", self._name, error)
+            return False
+        finally:
+            if under_way is not None:
+                under_way.exception()  # whatever ended us: the thread must not go on behind our back
+
+    def _marks(self) -> dict[str, int | None]:
+        """The tables' marks as they are now.
+
+        Raises:
+            CorruptDataError: a table is ahead of its log.
+        """
+        marks: dict[str, int | None] = {}
+        for name, delta in self._deltas.items():
+            snapshot = delta.refresh()
+            marks[name] = snapshot.mark(delta.spec, self._name) if snapshot else None
+        end = self._log.look(lambda view: view.state.offset)
+        for name, mark in marks.items():
+            check_mark(name, self._name, mark, end)
+        return marks
+
+    def _next(self, marks: dict[str, int | None], range_messages: int) -> _Range | None:
+        log_start = self._log.look(lambda view: view.mark.log_start)
+        starts = {name: max(mark or 0, log_start) for name, mark in marks.items()}
+        start = min(starts.values())
+        if start >= self._end:
+            return None
+        stops = [stop for stop in starts.values() if stop > start]
+        end = min([self._end, start + range_messages, *stops])
+        return _Range(start, end, {name: marks[name] for name, at in starts.items() if at == start})
+
+    def _write(self, current: _Range) -> dict[str, int]:
+        """Land one range; returns the rows that entered each table."""
+        self._make_durable(current.end)
+        landed = {}
+        for name in current.marks:
+            rows = current.rows.pop(name)
+            landed[name] = rows.num_rows
+            self._land(self._deltas[name], current, rows)
+        return landed
+
+    def _make_durable(self, end: int) -> None:
+        """Step 2. Commits that were rolled meanwhile are durable as segments."""
+
+        def open_commits(view: LogView) -> list[int]:
+            firsts = view.state.commits.firsts
+            return [first for first in firsts if view.state.durable <= first < end]
+
+        loose = self._log.look(open_commits)
+        try:
+            self._store.storage.sync([paths.commit(self._log.root, first) for first in loose])
+        except NotFoundError:
+            loose = self._log.look(open_commits)
+            self._store.storage.sync([paths.commit(self._log.root, first) for first in loose])
+
+    def _land(self, delta: DeltaLog, current: _Range, rows: pa.Table) -> None:
+        """Steps 3 and 4 for one table."""
+        spec, clock = delta.spec, self._store.clock
+        files: list[DataFile] = []
+        if rows.num_rows:
+            name = data_files.file_name(self._name, current.start, current.end, clock.token())
+            ordered = data_files.in_order(rows, spec)
+            files.append(data_files.write(self._store.storage, spec, ordered, name, clock))
+        while True:
+            snapshot = delta.refresh()
+            mark = snapshot.mark(spec, self._name) if snapshot else None
+            if mark != current.marks[spec.name]:
+                upkeep.discard(self._store.storage, spec, files)
+                raise OvertakenError(f"{spec.name} is at {mark}, expected {current.marks[spec.name]}")
+            now = clock.now_ms()
+            actions = [file.add(data_change=True) for file in files]
+            actions.append(transaction(spec.app_id(self._name), current.end, now))
+            try:
+                delta.commit(actions, "WRITE", now, clock.token())
+            except ExistsError:
+                continue  # another broker's range, or a merge of files: look again
+            return
+
+    def _count(self, result: ReputResult, current: _Range, landed: dict[str, int]) -> None:
+        result.ranges += 1
+        result.messages += current.end - current.start
+        for name, rows in landed.items():
+            result.rows[name] += rows

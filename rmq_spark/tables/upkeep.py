@@ -1,0 +1,253 @@
+"""Keeping tables in shape: trimming, merging, checkpoints, deleting files. All of it under the lease.
+
+A table gets one file for each range. Files of few rows are merged, eight of a size into one, until a file is as large
+as a full range's; so a row is rewritten a few times at most, and the number of files grows with the log by one for
+each full range. A merge moves rows between files and changes none, and leaves the marks alone.
+
+Rows below the log's start go as soon as retention has moved it: whole files where it passed them, and the files that
+it stands in are rewritten. So a table always holds exactly what building it from the log would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_spark.clock import Clock
+from rmq_spark.errors import ExistsError
+from rmq_spark.storage.base import Storage
+from rmq_spark.tables import data_files
+from rmq_spark.tables.delta_actions import DELETED_FILES_KEPT_MS, LOG_KEPT_MS, DataFile, transaction
+from rmq_spark.tables.delta_log import DeltaLog, Snapshot
+from rmq_spark.tables.schemas import POSITION, TableSpec
+
+MERGE_FILES: Final = 8
+"""So many neighbouring files of a size become one."""
+FULL_ROWS: Final = 1_000_000
+"""A file with so many rows is merged no more."""
+SMALL_ROWS: Final = 1024
+"""Up to eight times this counts as one size, then sizes are eight times apart."""
+CHECKPOINT_EVERY: Final = 10
+"""Versions between two checkpoints."""
+
+Hold = Callable[[], None]
+"""Called between steps: renews the lease, or raises when it is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Files whose rows come from one stretch of one broker's log."""
+
+    broker: str
+    first: int
+    end: int
+    files: tuple[DataFile, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all of them."""
+        return sum(file.rows or 0 for file in self.files)
+
+
+def tend(delta: DeltaLog, starts: Mapping[str, int], clock: Clock, hold: Hold) -> None:
+    """Trim, merge, write a checkpoint and delete files, as far as each is due.
+
+    Args:
+        delta: the table's log.
+        starts: the log start of each broker.
+        clock: time and tokens.
+        hold: called before each step.
+    """
+    if delta.refresh() is None:
+        return
+    trim(delta, starts, clock, hold)
+    merge(delta, clock, hold)
+    hold()
+    snapshot = delta.refresh()
+    if snapshot is not None and snapshot.version - snapshot.checkpoint >= CHECKPOINT_EVERY:
+        delete_old_files(delta, snapshot, clock.now_ms())
+        delta.write_checkpoint()
+
+
+def trim(delta: DeltaLog, starts: Mapping[str, int], clock: Clock, hold: Hold) -> None:
+    """Take out rows below the logs' starts."""
+    snapshot = delta.refresh()
+    for file in list(snapshot.files.values()) if snapshot else ():
+        start = starts.get(file.broker or "", 0)
+        first, end = file.span
+        if first >= start:
+            continue
+        hold()
+        kept: list[DataFile] = []
+        if end > start:
+            rows = data_files.read(delta.storage, delta.spec, file)
+            rows = rows.filter(pc.greater_equal(rows[POSITION], start))
+            if rows.num_rows:
+                kept = [_write(delta, file.broker or "", rows, (start, end), clock)]
+        _replace(delta, [file], kept, clock, "DELETE", data_change=True)
+
+
+def merge(delta: DeltaLog, clock: Clock, hold: Hold) -> None:
+    """Merge small files until there is nothing left to merge."""
+    while True:
+        snapshot = delta.refresh()
+        due = next(filter(None, map(merge_due, _by_broker(snapshot))), None) if snapshot else None
+        if not due:
+            return
+        hold()
+        files = [file for run in due for file in run.files]
+        tables = [data_files.read(delta.storage, delta.spec, file) for file in files]
+        rows = data_files.in_order(pa.concat_tables(tables).combine_chunks(), delta.spec)
+        merged = _write(delta, due[0].broker, rows, (due[0].first, due[-1].end), clock)
+        if not _replace(delta, files, [merged], clock, "OPTIMIZE", data_change=False):
+            return
+
+
+def runs_of(files: Iterable[DataFile], broker: str) -> list[Run]:
+    """A broker's files as runs, in the order of the log; files whose stretches overlap are one run."""
+    runs: list[Run] = []
+    for file in sorted((file for file in files if file.broker == broker), key=lambda file: file.span):
+        first, end = file.span
+        if runs and first < runs[-1].end:
+            last = runs[-1]
+            runs[-1] = Run(broker, last.first, max(last.end, end), (*last.files, file))
+        else:
+            runs.append(Run(broker, first, end, (file,)))
+    return runs
+
+
+def merge_due(runs: Sequence[Run]) -> list[Run] | None:
+    """Neighbouring runs that should become one, the smallest first; None when none should."""
+    size = SMALL_ROWS * MERGE_FILES
+    while True:
+        chosen: list[Run] = []
+        for run in runs:
+            if run.rows >= min(size, FULL_ROWS) or sum(other.rows for other in chosen) + run.rows > 2 * FULL_ROWS:
+                if len(chosen) >= MERGE_FILES:
+                    return chosen
+                chosen = [] if run.rows >= min(size, FULL_ROWS) else [run]
+            else:
+                chosen.append(run)
+        if len(chosen) >= MERGE_FILES:
+            return chosen
+        if size >= FULL_ROWS:
+            return None
+        size *= MERGE_FILES
+
+
+def empty(delta: DeltaLog, clock: Clock) -> None:
+    """Take out every row and set every mark back, in one step."""
+    while True:
+        snapshot = delta.refresh()
+        if snapshot is None:
+            return
+        now = clock.now_ms()
+        actions = [file.remove(data_change=True, now_ms=now) for file in snapshot.files.values()]
+        actions += [transaction(app_id, 0, now) for app_id in snapshot.transactions]
+        try:
+            delta.commit(actions, "DELETE", now, clock.token())
+        except ExistsError:
+            continue
+        return
+
+
+def drop(delta: DeltaLog, clock: Clock) -> bool:
+    """Delete the table; whether there was one.
+
+    The table is emptied first. Whatever is left if this dies on the way is an empty table, or none.
+    """
+    storage, spec = delta.storage, delta.spec
+    there = delta.refresh() is not None
+    if there:
+        empty(delta, clock)
+        delta.write_checkpoint()
+        last = delta.snapshot.version if delta.snapshot else 0
+        keep = f"{last:020d}."
+        names = sorted(info.name for info in storage.list(delta.directory))
+        # The newest checkpoint goes last: until then it says, alone, that the table is empty.
+        for name in [name for name in names if not name.startswith(keep)]:
+            storage.delete(f"{delta.directory}/{name}")
+        for name in sorted((name for name in names if name.startswith(keep)), reverse=True):
+            storage.delete(f"{delta.directory}/{name}")
+        delta.snapshot = None
+    for info in list(storage.list(spec.root)):
+        storage.delete(f"{spec.root}/{info.name}")
+    return there
+
+
+def delete_old_files(delta: DeltaLog, snapshot: Snapshot, now_ms: int) -> int:
+    """Delete what no reader can need any more; returns how many files that was.
+
+    Removed files go after `DELETED_FILES_KEPT_MS`, and so do files that no version names: their writer died, or lost
+    the lease and with it the right to name them. Entries of Delta's log go a day after a checkpoint has covered them.
+    """
+    storage, spec = delta.storage, delta.spec
+    latest = now_ms - DELETED_FILES_KEPT_MS
+    gone = [path for path, (when_ms, _) in snapshot.removed.items() if when_ms <= latest]
+    for path in gone:
+        storage.delete(f"{spec.root}/{path}")
+        del snapshot.removed[path]
+    orphans = [
+        info.name
+        for info in storage.list(spec.root)
+        if info.name.endswith(".parquet")
+        and info.modified_ms <= latest
+        and info.name not in snapshot.files
+        and info.name not in snapshot.removed
+    ]
+    for name in orphans:
+        storage.delete(f"{spec.root}/{name}")
+    covered = f"{snapshot.checkpoint:020d}."
+    old = [
+        info.name
+        for info in storage.list(delta.directory)
+        if info.name[:1].isdigit() and info.name < covered and info.modified_ms <= now_ms - LOG_KEPT_MS
+    ]
+    for name in sorted(old):
+        storage.delete(f"{delta.directory}/{name}")
+    return len(gone) + len(orphans) + len(old)
+
+
+def discard(storage: Storage, spec: TableSpec, files: Iterable[DataFile]) -> None:
+    """Delete files that were written and will not be named by any version."""
+    for file in files:
+        storage.delete(f"{spec.root}/{file.path}")
+
+
+def _by_broker(snapshot: Snapshot) -> list[list[Run]]:
+    brokers = sorted({file.broker for file in snapshot.files.values() if file.broker is not None})
+    return [runs_of(snapshot.files.values(), broker) for broker in brokers]
+
+
+def _write(delta: DeltaLog, broker: str, rows: pa.Table, span: tuple[int, int], clock: Clock) -> DataFile:
+    name = data_files.file_name(broker, *span, clock.token())
+    return data_files.write(delta.storage, delta.spec, rows, name, clock)
+
+
+def _replace(
+    delta: DeltaLog,
+    old: Sequence[DataFile],
+    new: Sequence[DataFile],
+    clock: Clock,
+    operation: str,
+    *,
+    data_change: bool,
+) -> bool:
+    """Put files in the place of others in one step; False if somebody else has changed the old ones."""
+    while True:
+        snapshot = delta.refresh()
+        if snapshot is None or any(file.path not in snapshot.files for file in old):
+            discard(delta.storage, delta.spec, new)
+            return False
+        now = clock.now_ms()
+        actions: list[dict[str, Any]] = [file.remove(data_change=data_change, now_ms=now) for file in old]
+        actions += [file.add(data_change=data_change) for file in new]
+        try:
+            delta.commit(actions, operation, now, clock.token())
+        except ExistsError:
+            continue
+        return True

@@ -1,0 +1,307 @@
+"""The engine: each range enters each table exactly once, whatever happens in between."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+
+import pytest
+from sample_messages import HOUR_MS, SETTINGS, Sample, as_rows
+
+from rmq_spark.client.store import Store
+from rmq_spark.clock import ManualClock
+from rmq_spark.errors import CorruptDataError, FencedError, InvalidRequestError, PreconditionFailedError
+from rmq_spark.storage.open import open_storage
+from rmq_spark.tables import engine, upkeep
+from rmq_spark.tables.delta_log import DeltaLog
+from rmq_spark.tables.lease import LEASE_MS, TableLease
+from rmq_spark.tables.schemas import TABLES
+
+
+def found(store: Store) -> dict[str, list[tuple[object, ...]]]:
+    return {name: as_rows(engine.read_table(store, name)) for name in TABLES}
+
+
+def test_tables_hold_the_whole_log() -> None:
+    sample = Sample.new(1).grow(40)
+    result = engine.reput(sample.store)
+    assert found(sample.store) == sample.expected()
+    assert result.messages == sample.bounds()[1]
+    assert result.rows == {name: len(rows) for name, rows in sample.expected().items()}
+    for status in engine.status(sample.store):
+        assert (status.mark, status.behind) == (sample.bounds()[1], 0)
+        assert status.rows == len(sample.expected()[status.table])
+
+
+def test_a_second_call_adds_nothing_and_a_third_only_what_is_new() -> None:
+    sample = Sample.new(2).grow(20)
+    engine.reput(sample.store, range_messages=50)
+    assert engine.reput(sample.store).messages == 0
+    assert found(sample.store) == sample.expected()
+    sample.grow(20)
+    engine.reput(sample.store, range_messages=37)
+    assert found(sample.store) == sample.expected()
+
+
+def test_an_end_leaves_tables_half_built() -> None:
+    sample = Sample.new(3).grow(30)
+    engine.reput(sample.store, end=123, range_messages=40)
+    assert found(sample.store) == sample.expected(mark=123)
+    assert {status.mark for status in engine.status(sample.store)} == {123}
+
+
+def test_tables_that_have_come_to_different_places_meet() -> None:
+    sample = Sample.new(4).grow(30)
+    engine.reput(sample.store, tables=["consumequeue"], end=100)
+    engine.reput(sample.store, tables=["index"], end=250)
+    engine.reput(sample.store, range_messages=60)
+    assert found(sample.store) == sample.expected()
+
+
+def test_brokers_share_tables() -> None:
+    brokers = ("broker-0", "broker-1", "other.broker_2")
+    sample = Sample.new(5)
+    sample.store.create_topic("orders", brokers=brokers)
+    sample.grow(40, brokers)
+    engine.reput(sample.store, brokers=["broker-1"])
+    assert found(sample.store) == sample.expected(("broker-1",))
+    engine.reput(sample.store, range_messages=50)
+    assert found(sample.store) == sample.expected(brokers)
+
+
+def test_retention_trims_the_tables_to_what_the_log_holds() -> None:
+    sample = Sample.new(6).grow(30)
+    sample.roll()
+    sample.grow(30)
+    engine.reput(sample.store, range_messages=70)
+    sample.roll()
+    assert sample.expire() > 0
+    engine.reput(sample.store)
+    expected = sample.expected()
+    assert found(sample.store) == expected
+    assert len(expected["index"]) < len(sample.index(mark=1 << 60)) or sample.bounds()[0] > 0
+
+
+def test_trimming_drops_whole_files_without_reading_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = Sample.new(6).grow(30)
+    sample.roll()
+    start, middle = sample.bounds()
+    sample.clock.advance(2 * HOUR_MS / 1000)
+    sample.grow(10).roll()
+    engine.reput(sample.store, range_messages=middle)
+    from rmq_spark.log.expire import expire
+
+    assert expire(sample.store.log(), before_ms=sample.clock.now_ms() - HOUR_MS).log_start == middle
+    monkeypatch.setattr(upkeep.data_files, "read", lambda *_: pytest.fail("a whole file goes without being read"))
+    engine.reput(sample.store)
+    monkeypatch.undo()
+    assert start == 0
+    assert found(sample.store) == sample.expected()
+
+
+def test_an_expired_gap_between_mark_and_log_is_stepped_over() -> None:
+    sample = Sample.new(8).grow(30)
+    engine.reput(sample.store, end=50)
+    sample.roll()
+    sample.grow(30).roll()
+    assert sample.expire() > 50
+    engine.reput(sample.store, range_messages=64)
+    rows = found(sample.store)
+    assert rows["consumequeue"] == sample.consumequeue()
+    assert rows["index"] == sample.index()
+
+
+def test_rebuilding_gives_the_same_tables() -> None:
+    sample = Sample.new(9).grow(40)
+    engine.reput(sample.store, range_messages=33)
+    before = found(sample.store)
+    engine.rebuild(sample.store, range_messages=200)
+    assert found(sample.store) == before == sample.expected()
+
+
+def test_dropping_leaves_nothing_and_building_starts_anew() -> None:
+    sample = Sample.new(10).grow(20)
+    assert engine.drop(sample.store) == []
+    engine.reput(sample.store, range_messages=30)
+    assert engine.drop(sample.store) == list(TABLES)
+    for spec in TABLES.values():
+        assert list(sample.store.storage.list(spec.root)) == []
+        assert list(sample.store.storage.list(f"{spec.root}/_delta_log")) == []
+    assert {status.mark for status in engine.status(sample.store)} == {None}
+    engine.reput(sample.store)
+    assert found(sample.store) == sample.expected()
+
+
+def test_small_files_are_merged_and_old_files_deleted_in_time() -> None:
+    sample = Sample.new(11)
+    for _ in range(30):
+        sample.grow(1)
+        engine.reput(sample.store)
+    assert found(sample.store) == sample.expected()
+    snapshot = DeltaLog(sample.store.storage, TABLES["index"]).refresh()
+    assert snapshot is not None
+    assert len(snapshot.files) < 2 * upkeep.MERGE_FILES
+    assert snapshot.checkpoint > 0
+    assert snapshot.removed
+    kept = {info.name for info in sample.store.storage.list("tables/index") if info.name.endswith(".parquet")}
+    assert kept == set(snapshot.files) | set(snapshot.removed)
+    sample.clock.advance(2 * 24 * HOUR_MS / 1000)
+    for _ in range(12):
+        sample.grow(1)
+        engine.reput(sample.store)
+    later = DeltaLog(sample.store.storage, TABLES["index"]).refresh()
+    assert later is not None
+    names = {info.name for info in sample.store.storage.list("tables/index")}
+    assert not names & set(snapshot.removed)
+    entries = sorted(info.name for info in sample.store.storage.list("tables/index/_delta_log"))
+    assert entries[0] >= f"{snapshot.checkpoint:020d}"
+    assert found(sample.store) == sample.expected()
+
+
+def test_a_table_ahead_of_its_log_is_refused() -> None:
+    sample = Sample.new(12).grow(10)
+    engine.reput(sample.store)
+    end = sample.bounds()[1]
+    delta = DeltaLog(sample.store.storage, TABLES["index"])
+    delta.refresh()
+    delta.commit([{"txn": {"appId": "rmq-index-broker-0", "version": end + 1}}], "WRITE", 0, sample.clock.token())
+    with pytest.raises(CorruptDataError, match="ahead of its log"):
+        engine.reput(sample.store)
+
+
+def test_bad_requests_change_nothing() -> None:
+    sample = Sample.new(13).grow(5)
+    with pytest.raises(InvalidRequestError, match="no such table"):
+        engine.reput(sample.store, tables=["indexx"])
+    with pytest.raises(InvalidRequestError, match="no such table"):
+        engine.read_table(sample.store, "indexx")
+    with pytest.raises(InvalidRequestError, match="at least one message"):
+        engine.reput(sample.store, range_messages=0)
+    assert not any(found(sample.store).values())
+
+
+# ------------------------------------------------------------ leases
+
+
+def test_one_engine_writes_at_a_time() -> None:
+    sample = Sample.new(14).grow(10)
+    with TableLease.acquire(sample.store, name="spark") as lease:
+        with pytest.raises(PreconditionFailedError, match="another engine") as error:
+            engine.reput(sample.store)
+        assert "spark-" in str(error.value)
+        with pytest.raises(PreconditionFailedError):
+            engine.drop(sample.store)
+        assert {status.lease.holder for status in engine.status(sample.store) if status.lease} == {lease.holder}
+    engine.reput(sample.store)
+    assert found(sample.store) == sample.expected()
+    assert not any(status.lease for status in engine.status(sample.store))
+
+
+def test_tables_have_leases_of_their_own() -> None:
+    sample = Sample.new(15).grow(10)
+    with TableLease.acquire(sample.store, ["index"]):
+        engine.reput(sample.store, tables=["consumequeue"])
+        with pytest.raises(PreconditionFailedError):
+            engine.reput(sample.store, tables=["consumequeue", "index"])
+
+
+def test_a_lease_is_taken_over_after_its_time_and_its_holder_notices() -> None:
+    sample = Sample.new(16).grow(10)
+    dead = TableLease.acquire(sample.store)
+    sample.clock.advance(LEASE_MS / 1000 - 1)
+    with pytest.raises(PreconditionFailedError):
+        engine.reput(sample.store)
+    sample.clock.advance(2)
+    with TableLease.acquire(sample.store) as lease:
+        assert {lease.epochs[name] - dead.epochs[name] for name in TABLES} == {1}
+        with pytest.raises(FencedError):
+            dead.hold()
+        dead.release()  # must not end the new holder's lease
+        with pytest.raises(PreconditionFailedError):
+            engine.reput(sample.store)
+
+
+def test_a_lease_is_renewed_while_it_is_held() -> None:
+    sample = Sample.new(17)
+    with TableLease.acquire(sample.store) as lease:
+        for _ in range(5):
+            sample.clock.advance(LEASE_MS / 1000 * 0.6)
+            lease.hold()
+        with pytest.raises(PreconditionFailedError):
+            TableLease.acquire(sample.store)
+
+
+def test_waiting_for_a_lease() -> None:
+    sample = Sample.new(18).grow(5)
+    TableLease.acquire(sample.store)  # and never given back
+    engine.reput(sample.store, wait_s=LEASE_MS / 1000 + 1)
+    assert found(sample.store) == sample.expected()
+
+
+# ------------------------------------------------------------ races
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_engine_that_slept_through_its_lease_doubles_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between writing its files and committing them, others take over, do the work, and more."""
+    sample = Sample.new(seed).grow(20)
+    draw = random.Random(seed)
+    commit = DeltaLog.commit
+    slept = []
+
+    def slow(self: DeltaLog, *args: object) -> object:
+        if not slept and draw.random() < 0.4:
+            slept.append(self.spec.name)
+            sample.clock.advance(LEASE_MS / 1000 + 1)
+            engine.reput(Store(sample.store.storage, SETTINGS, sample.clock, read_only=False), range_messages=11)
+        return commit(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeltaLog, "commit", slow)
+    while not slept:
+        with suppress(FencedError):
+            engine.reput(sample.store, range_messages=40)
+        sample.grow(5)
+    monkeypatch.undo()
+    sample.clock.advance(LEASE_MS / 1000 + 1)
+    engine.reput(sample.store)
+    assert found(sample.store) == sample.expected()
+    orphans = {info.name for info in sample.store.storage.list("tables/index") if info.name.endswith(".parquet")}
+    current = DeltaLog(sample.store.storage, TABLES["index"]).refresh()
+    assert current is not None
+    assert orphans == set(current.files) | set(current.removed), "files that lost the race are deleted"
+
+
+def test_a_handle_follows_a_table_that_was_dropped_and_built_anew() -> None:
+    sample = Sample.new(19).grow(20)
+    engine.reput(sample.store, range_messages=20)
+    follower = DeltaLog(sample.store.storage, TABLES["index"])
+    before = follower.refresh()
+    assert before is not None
+    version = before.version
+    engine.drop(sample.store)
+    while True:
+        sample.grow(2)
+        engine.reput(sample.store, range_messages=5)
+        fresh = DeltaLog(sample.store.storage, TABLES["index"]).refresh()
+        assert fresh is not None
+        if fresh.version > version:
+            break
+        again = follower.refresh()
+        assert again is not None
+        assert set(again.files) == set(before.files), "until then it knows the old table, which was true, too"
+    now = follower.refresh()
+    assert now is not None
+    assert (now.version, set(now.files), now.transactions) == (fresh.version, set(fresh.files), fresh.transactions)
+
+
+def test_a_store_on_disk_gives_the_same(tmp_path: object) -> None:
+    uri = str(tmp_path)
+    clock = ManualClock()
+    sample = Sample.new(20, store=Store.create(f"{uri}/store", settings=SETTINGS, clock=clock))
+    sample.clock = clock
+    sample.grow(20).roll()
+    sample.grow(10)
+    engine.reput(sample.store, range_messages=100)
+    assert found(sample.store) == sample.expected()
+    reopened = Store(open_storage(f"{uri}/store"), SETTINGS, clock, read_only=True)
+    assert found(reopened) == sample.expected()
