@@ -73,7 +73,7 @@ class Faults:
         for name in ("tags", "keys", "queueId"):
             shown[name] = _value(columns, name, row)
         body = columns["body"][row]
-        shown["body"] = body.as_buffer().slice(0, SHOWN_BODY_BYTES).to_pybytes() if body.is_valid else None
+        shown["body"] = bytes(memoryview(body.as_buffer())[:SHOWN_BODY_BYTES]) if body.is_valid else None
         return InvalidRequestError(
             f"a row cannot be sent: {self.reasons()[0].as_py()}; correct it, or name a topic for such rows by "
             "badRecordsTopic",
