@@ -249,7 +249,9 @@ def test_idle_queues_in_a_long_tail_are_found_without_a_walk() -> None:
             assert len({path for path, _ in storage.reads if paths.commitlog(log.root) in path}) <= most
 
 
-def test_files_that_move_during_a_search_are_found_again() -> None:
+@pytest.mark.parametrize("orphan", [False, True])
+def test_files_that_move_during_a_search_are_found_again(orphan: bool) -> None:
+    """Rolled away before it is read; or even replaced by what a writer that slept has put there."""
     clock = ManualClock(0)
     with memory_store(clock) as store:
         store.create_topic("t", queues=2)
@@ -258,15 +260,20 @@ def test_files_that_move_during_a_search_are_found_again() -> None:
             clock.advance(0.010)
         log, storage = open_counting(store)
         search = TimeSearch(log)
+        other = store.storage.read(paths.commit(log.root, 3))
         rolled: list[str] = []
 
         def roll_away(path: str) -> None:
-            if not rolled and path.endswith(f"{5:020d}.arrow"):
+            if not rolled and path == paths.commit(log.root, 5):
                 rolled.append(path)
                 roll(store.log())
+                assert not store.storage.exists(path)
+                if orphan:
+                    store.storage.create_if_absent(path, [other])
 
         storage.before_read = roll_away
-        assert search.search([("t", 0)], 50) == {("t", 0): 5}
+        offset, stored = 5, held(store.log(), "t", 0)[5][1]
+        assert search.search([("t", 0)], stored) == {("t", 0): offset}
         assert rolled
 
 
