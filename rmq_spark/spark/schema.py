@@ -101,8 +101,9 @@ def shape_of(wanted: StructType, *, decompress: bool) -> Shape:
     types = {field.name: field.dataType.simpleString() for field in READ_SCHEMA}
     for field in wanted:
         if field.name not in types:
-            near = difflib.get_close_matches(field.name, types, 1, 0.0)
-            raise InvalidRequestError("unknown column in the schema", column=field.name, nearest=near[0])
+            known = {name.lower(): name for name in types}
+            near = difflib.get_close_matches(field.name.lower(), known, 1, 0.0)
+            raise InvalidRequestError("unknown column in the schema", column=field.name, nearest=known[near[0]])
         asked = field.dataType.simpleString()
         allowed = {types[field.name]} | _OTHER_TYPES.get(field.name, set())
         if asked not in allowed:
