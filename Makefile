@@ -15,14 +15,17 @@ WORKERS ?= 2
 DEMO_STORE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars demo check format test test-slow test-s3 bench clean
+.PHONY: help setup jars demo demo-store check format test test-slow test-s3 bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## make .venv with the rmq command and all extras, at pinned versions
 
-demo: $(INSTALLED) ## create a store, send, read back, filter, verify (DEMO_STORE=path keeps it)
+demo: $(INSTALLED) ## orders come in, Spark adds them up into another topic and looks back in time; on an embedded store
+	@$(BIN)/python -m rmq_spark.demo_spark
+
+demo-store: $(INSTALLED) ## the same without Spark: create a store, send, read back, filter, verify (DEMO_STORE=path keeps it)
 	@DEMO_STORE="$(DEMO_STORE)" $(BIN)/python -m rmq_spark.demo
 
 check: $(INSTALLED) ## format, lint, types, architecture and unit tests; under two minutes

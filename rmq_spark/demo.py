@@ -1,4 +1,4 @@
-"""The demonstration that `make demo` runs: a store from nothing to verified, in one process.
+"""The demonstration without Spark (`make demo-store`): a store from nothing to verified, in one process.
 
 It uses only what a user would: `Store`, `Producer`, filters, `scan` and `verify`. With `DEMO_STORE` set the store is
 kept there and grows with each run; else it lives in a temporary directory.
@@ -46,16 +46,16 @@ def run(uri: str) -> int:
             store.create_topic(topic, queues=queues)
         sent = send(Producer(store))
         log = store.log()
-        _say(f"store {uri}")
-        _say(f"sent {sent} messages; read back:")
-        _table(("topic", "queue", "offsets", "messages", "tags"), summarize(log))
+        say(f"store {uri}")
+        say(f"sent {sent} messages; read back:")
+        show_table(("topic", "queue", "offsets", "messages", "tags"), summarize(log))
         for shown in (compile_tags("paid || shipped"), compile_sql("amount > 150 AND region = 'eu'")):
-            _say(f"filter {shown.expression!r}: {count(log, 'orders', shown)} messages of orders")
+            say(f"filter {shown.expression!r}: {count(log, 'orders', shown)} messages of orders")
         report = verify(store.storage, log.root, log.broker)
-    _say(f"verify: {report.commits} commits, {report.messages} messages, {report.bytes} bytes")
+    say(f"verify: {report.commits} commits, {report.messages} messages, {report.bytes} bytes")
     for finding in report.findings:
-        _say(f"  {'damage' if finding.damage else 'warning'}: {finding.path}: {finding.problem}")
-    _say("verify OK" if report.ok else "verify FAILED")
+        say(f"  {'damage' if finding.damage else 'warning'}: {finding.path}: {finding.problem}")
+    say("verify OK" if report.ok else "verify FAILED")
     return 0 if report.ok else 1
 
 
@@ -109,18 +109,20 @@ def count(log: CommitLog, topic: str, wanted: Filter) -> int:
     return sum(batch.num_rows for batch in log.scan(query))
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line."""
     sys.stdout.write(line + "\n")
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table, with frames where rich is installed."""
     try:
         from rich.console import Console
         from rich.table import Table
     except ImportError:
         # The core installs without rich: the same table, plain.
         for row in (header, *rows):
-            _say("  ".join(f"{cell:<10}" for cell in row).rstrip())
+            say("  ".join(f"{cell:<10}" for cell in row).rstrip())
         return
     table = Table(*header)
     for row in rows:

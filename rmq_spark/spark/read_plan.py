@@ -16,7 +16,7 @@ from rmq_spark.log.scan import Source
 
 I64 = npt.NDArray[np.int64]
 
-TASK_ROWS: Final = 250_000
+TASK_ROWS: Final = 500_000
 """Queues are put together into tasks of about so many messages: a small batch is one task, and quick."""
 
 
@@ -107,11 +107,7 @@ def _share(rows: int, total: int, tasks_min: int | None) -> int:
 
 def _pieces(part: QueueRange, count: int) -> list[QueueRange]:
     edges = [part.low + part.rows * step // count for step in range(count + 1)]
-    return [
-        QueueRange(part.topic, part.queue, low, high)
-        for low, high in pairwise(edges)
-        if low < high
-    ]
+    return [QueueRange(part.topic, part.queue, low, high) for low, high in pairwise(edges) if low < high]
 
 
 def _balance(ranges: list[QueueRange], count: int) -> list[list[QueueRange]]:

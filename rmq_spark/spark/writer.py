@@ -48,12 +48,7 @@ class SinkMessage(WriterCommitMessage):
 class _Sink:
     """What both writers share."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        if overwrite:
-            raise InvalidRequestError(
-                "a log is only appended to: write with mode append (streams: output mode append); to start anew, "
-                "delete the topic first"
-            )
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
         self._columns = check_columns((field.name, field.dataType.simpleString()) for field in schema)
         if "topic" not in self._columns and options.topic is None:
@@ -115,6 +110,13 @@ class _Sink:
 class RocketMQBatchWriter(_Sink, DataSourceArrowWriter):
     """`df.write`: all rows land in one commit, or nothing is visible."""
 
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidRequestError(
+                "a log is only appended to: write with mode append; to start anew, delete the topic first"
+            )
+        super().__init__(options, schema)
+
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         app = None
         if self._options.txn_app_id is not None and self._options.txn_version is not None:
@@ -126,7 +128,14 @@ class RocketMQBatchWriter(_Sink, DataSourceArrowWriter):
 
 
 class RocketMQStreamWriter(_Sink, DataSourceStreamArrowWriter):
-    """`df.writeStream`: each batch lands once, however often Spark repeats it."""
+    """`df.writeStream`: each batch lands once, however often Spark repeats it.
+
+    Output mode complete, which Spark announces as overwriting, appends the whole result each time, as
+    Kafka's sink does.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _written(messages)

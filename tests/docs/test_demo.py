@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
-from rmq_spark import demo
+from rmq_spark import demo, demo_spark
 
 
 def test_the_demo_ends_verified_and_shows_every_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,3 +34,11 @@ def test_it_prints_a_plain_table_without_rich(
         monkeypatch.setitem(sys.modules, name, None)
     assert demo.run(str(tmp_path / "store")) == 0
     assert "topic       queue       offsets     messages    tags" in capsys.readouterr().out
+
+
+@pytest.mark.spark
+def test_the_spark_demo_adds_up(tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo_spark.run(tmp_path, orders=120, seconds=1.0, spark=spark) == 0
+    printed = capsys.readouterr().out
+    assert "verify OK" in printed
+    assert "eu" in printed and "cancelled" in printed
