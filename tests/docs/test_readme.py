@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
@@ -60,7 +61,10 @@ def test_every_block_has_a_language_that_is_tested_or_plain() -> None:
     assert {language for language, _ in blocks()} == LANGUAGES
 
 
-def test_python_blocks_print_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spark
+def test_python_blocks_print_what_the_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     ran = 0
@@ -70,7 +74,8 @@ def test_python_blocks_print_what_the_readme_says(tmp_path: Path, monkeypatch: p
             continue
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, str(README), "exec"), namespace)
+            # Spark's workers have another working directory than this test.
+            exec(compile(code.replace('"shop"', f'"{tmp_path}/shop"'), str(README), "exec"), namespace)
         if after == "text":
             assert_printed(expected, printed.getvalue())
         ran += 1
