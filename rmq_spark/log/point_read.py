@@ -1,0 +1,323 @@
+"""Reading single messages: from a place in the log to the message there, by one read of one block.
+
+A scan decides from a file's metadata what to read, and reads that metadata each time: right for ranges, and too much
+for one message. Here the metadata of files is kept between calls, cut down to what finding a row needs. In a commit a
+log offset is a row number. A segment is sorted by queue, so there the queue offset says which row it is; whoever knows
+only the log offset has it looked for in the blocks whose bounds allow it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_spark.errors import CorruptDataError, NotFoundError
+from rmq_spark.log import schema
+from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.file_reader import FileReader, read_meta
+from rmq_spark.log.scan_plan import Source, segment_source
+from rmq_spark.log.state import fingerprint
+from rmq_spark.storage import paths
+
+if TYPE_CHECKING:
+    from rmq_spark.log.commit_log import CommitLog
+    from rmq_spark.log.view import LogView
+
+I64 = npt.NDArray[np.int64]
+
+FILES_KEPT: Final = 512
+"""So many files' metadata are kept: some 100 KB for a segment, for a small commit the whole file."""
+_LOOKS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where messages are; as many entries in each array."""
+
+    commit: I64
+    """Log offsets."""
+    topic: tuple[str, ...] | None = None
+    """Topics, queues and queue offsets, if they are known: then a segment needs no search."""
+    queue: I64 | None = None
+    offset: I64 | None = None
+
+    def take(self, rows: I64) -> Places:
+        """The given entries."""
+        topic, queue, offset = self.topic, self.queue, self.offset
+        return Places(
+            self.commit[rows],
+            None if topic is None else tuple(topic[row] for row in rows.tolist()),
+            None if queue is None else queue[rows],
+            None if offset is None else offset[rows],
+        )
+
+
+class _File:
+    """What is kept of a file's metadata."""
+
+    def __init__(self, meta: FileMeta) -> None:
+        self.meta = meta
+        self.first_rows = meta.runs.first_rows()
+        self.bases = meta.bases if "base" in meta.doc else None
+        """Queue offset of each run's first row; None for a row file, whose commit has them."""
+        self.files: list[list[object]] = meta.doc.get("files", [])
+        self._runs: dict[tuple[str, int], int] | None = None
+        _ = meta.places, meta.block_rows, meta.block_starts
+        if meta.kind == "segment":
+            _ = meta.block_bounds
+        # Decoded by now, or not needed: the texts are the larger part of what would be kept.
+        for name in ("bloom", "state", "runs", "tagn", "tags", "base", "bounds"):
+            meta.doc.pop(name, None)
+        if "blocks" in meta.doc:
+            meta.doc["blocks"] = ""  # that it is there says what form the file has
+
+    def run_of(self, topic: str, queue: int) -> int | None:
+        """Number of a queue's run."""
+        if self._runs is None:
+            runs = self.meta.runs
+            numbers = zip(runs.topic.tolist(), runs.queue.tolist(), strict=True)
+            self._runs = {(runs.topics[index], queue): run for run, (index, queue) in enumerate(numbers)}
+        return self._runs.get((topic, queue))
+
+
+class PointReader:
+    """Reads single messages of one log. Safe to use from any thread; keep it, because it remembers metadata."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, int], _File] = OrderedDict()
+        self.bytes_read = 0
+        """Bytes fetched so far, metadata included."""
+
+    def fetch(self, places: Places, columns: tuple[str, ...] = tuple(schema.MESSAGE.names)) -> pa.RecordBatch:
+        """The messages at `places`, in their order, with the given columns of `schema.MESSAGE`.
+
+        Messages that are not held any more (expired, or of a deleted topic) are left out, and so are places beyond
+        the log's end.
+
+        Raises:
+            CorruptDataError: a file is damaged or missing.
+        """
+        needed = tuple(dict.fromkeys((*columns, "topic", "queueId", "queueOffset", "commitOffset")))
+        order = np.argsort(places.commit, kind="stable")
+        rows: list[pa.RecordBatch] = []
+        numbers: list[I64] = []
+        left = order
+        epoch = -1
+        for look in range(_LOOKS):
+            sources, mark_epoch = self._locate(places.commit[left])
+            try:
+                for source, at in sources:
+                    batch, found = self._read(source, places.take(left[at]), needed)
+                    rows.append(batch)
+                    numbers.append(left[at][found])
+                break
+            except NotFoundError as error:
+                if mark_epoch == epoch or look == _LOOKS - 1:
+                    raise CorruptDataError(
+                        "a file of the log is missing or another one stands in its place", **error.context
+                    ) from error
+                # Rolled or expired between the look and the read: look again, and begin anew.
+                epoch, left, rows, numbers = mark_epoch, order, [], []
+        if not rows:
+            return _empty(columns)
+        whole = pa.Table.from_batches(rows).combine_chunks()
+        back = np.argsort(np.concatenate(numbers), kind="stable")
+        whole = self._visible(whole.take(pa.array(back))).select(list(columns))
+        return whole.to_batches()[0] if whole.num_rows else _empty(columns)
+
+    def _locate(self, offsets: I64) -> tuple[list[tuple[Source, I64]], int]:
+        """The files that hold the offsets, each with the numbers of those that it holds; and the mark's number."""
+
+        def find(view: LogView) -> tuple[list[tuple[Source, I64]], int]:
+            mark, state = view.mark, view.state
+            held = np.flatnonzero((offsets >= mark.log_start) & (offsets < state.offset))
+            rolled = held[offsets[held] < mark.floor]
+            found = []
+            ends = np.array([segment.end for segment in mark.segments], np.int64)
+            for number, at in _groups(np.searchsorted(ends, offsets[rolled], "right"), rolled):
+                segment = mark.segments[number]
+                found.append((segment_source(view.root, segment, segment.first, segment.end), at))
+            fresh = held[offsets[held] >= mark.floor]
+            if len(fresh):
+                # A view on the array must not outlive the look: the array could not grow meanwhile.
+                firsts = np.frombuffer(state.commits.firsts, np.int64)
+                numbers = np.searchsorted(firsts, offsets[fresh], "right") - 1
+                del firsts
+                for number, at in _groups(numbers, fresh):
+                    first, print_ = state.commits.firsts[number], state.commits.prints[number]
+                    found.append((Source(first, first, paths.commit(view.root, first), "commit", print_), at))
+            return found, mark.epoch
+
+        return self._log.look(find)
+
+    def _read(self, source: Source, places: Places, columns: tuple[str, ...]) -> tuple[pa.RecordBatch, I64]:
+        """Rows of one file, and which of the places they are of."""
+        file = self._file(source.path, source.kind, source.print_)
+        if file.files:
+            return self._read_parts(source, file, places, columns)
+        if source.kind == "segment":
+            rows, found = self._segment_rows(file, places)
+        else:
+            rows, found = places.commit - source.first, np.arange(len(places.commit))
+        reading = _Reading(self._log.broker, file, source.first, file.bases, file.meta.doc["ts"])
+        batch = self._take(reading, rows, columns)
+        if not np.array_equal(batch.column("commitOffset").to_numpy(zero_copy_only=False), places.commit[found]):
+            raise file.meta.corrupt("messages are not at the log offsets that were said", offset=int(places.commit[0]))
+        return batch, found
+
+    def _read_parts(
+        self, source: Source, file: _File, places: Places, columns: tuple[str, ...]
+    ) -> tuple[pa.RecordBatch, I64]:
+        """As `_read`, of a commit that refers to row files."""
+        counts = np.array([int(str(entry[2])) for entry in file.files], np.int64)
+        firsts = source.first + np.cumsum(counts) - counts
+        run_counts = np.array([int(str(entry[4])) for entry in file.files], np.int64)
+        run_firsts = np.cumsum(run_counts) - run_counts
+        batches, found = [], []
+        numbers = np.searchsorted(firsts, places.commit, "right") - 1
+        for number, at in _groups(numbers, np.arange(len(places.commit))):
+            entry = file.files[number]
+            path = paths.data_file(self._log.root, str(entry[0]))
+            part = self._file(path, "rows", fingerprint(str(entry[1])))
+            low = int(run_firsts[number])
+            bases = None if file.bases is None else file.bases[low : low + int(run_counts[number])]
+            reading = _Reading(self._log.broker, part, int(firsts[number]), bases, file.meta.doc["ts"])
+            batches.append(self._take(reading, places.commit[at] - firsts[number], columns))
+            found.append(at)
+        [whole] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+        return whole, np.concatenate(found)
+
+    def _segment_rows(self, file: _File, places: Places) -> tuple[I64, I64]:
+        """Row numbers in a segment, and which of the places they are of."""
+        if places.topic is None or places.queue is None or places.offset is None or file.bases is None:
+            return self._search(file, places.commit)
+        rows = np.empty(len(places.commit), np.int64)
+        entries = zip(places.topic, places.queue.tolist(), places.offset.tolist(), strict=True)
+        for at, (topic, queue, offset) in enumerate(entries):
+            run = file.run_of(topic, queue)
+            place = -1 if run is None else offset - int(file.bases[run])
+            if run is None or not 0 <= place < int(file.meta.runs.rows[run]):
+                raise file.meta.corrupt("a message is not where it was said to be", topic=topic, queue=queue, at=offset)
+            rows[at] = file.first_rows[run] + place
+        return rows, np.arange(len(rows))
+
+    def _search(self, file: _File, offsets: I64) -> tuple[I64, I64]:
+        bounds, starts = file.meta.block_bounds, file.meta.block_rows
+        low, high = int(offsets.min()), int(offsets.max())
+        blocks = np.flatnonzero((bounds[:, 1] >= low) & (bounds[:, 0] <= high))
+        some = [block for block in blocks.tolist() if _overlaps(offsets, bounds[block])]
+        rows, found = [], []
+        reader = FileReader(self._log.storage, file.meta)
+        for block, batch in reader.read_blocks(some, ["commitOffset"]):
+            held = batch.column(0).to_numpy(zero_copy_only=False)
+            here = np.flatnonzero(np.isin(held, offsets))
+            rows.append(starts[block] + here)
+            found.append(np.searchsorted(offsets, held[here]))
+        self.bytes_read += reader.bytes_read
+        return np.concatenate([np.empty(0, np.int64), *rows]), np.concatenate([np.empty(0, np.int64), *found])
+
+    def _take(self, reading: _Reading, rows: I64, columns: tuple[str, ...]) -> pa.RecordBatch:
+        """The given rows, in their order."""
+        meta = reading.file.meta
+        blocks = np.searchsorted(meta.block_rows, rows, "right") - 1
+        wanted = np.unique(blocks).tolist()
+        reader = FileReader(self._log.storage, meta)
+        settled = meta.kind == "segment"
+        stored = [name for name in columns if name != "brokerName" and (settled or name not in _DERIVED)]
+        batches, numbers = [], []
+        for block, batch in reader.read_blocks(wanted, stored):
+            at = np.flatnonzero(blocks == block)
+            batches.append(reading.finish(batch.take(pa.array(rows[at] - meta.block_rows[block])), rows[at], columns))
+            numbers.append(at)
+        self.bytes_read += reader.bytes_read
+        if len(batches) == 1:
+            return batches[0]
+        [whole] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+        return whole.take(pa.array(np.argsort(np.concatenate(numbers))))
+
+    def _visible(self, messages: pa.Table) -> pa.Table:
+        """Those that their queues still hold: a deleted topic's messages stay in their files for a while."""
+        topics, queues, offsets = (messages[name].to_pylist() for name in ("topic", "queueId", "queueOffset"))
+        places = list(zip(topics, queues, strict=True))
+
+        def bounds(view: LogView) -> dict[tuple[str, int], int]:
+            return {place: view.state.queues.bounds(*place)[0] for place in dict.fromkeys(places)}
+
+        firsts = self._log.look(bounds)
+        keep = [offset >= firsts[place] for place, offset in zip(places, offsets, strict=True)]
+        return messages if all(keep) else messages.filter(pa.array(keep))
+
+    def _file(self, path: str, kind: str, print_: int) -> _File:
+        key = (path, print_)
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
+        meta = read_meta(self._log.storage, path, kind)
+        if fingerprint(meta.digest) != print_:
+            raise NotFoundError("another file stands where the log's was", path=path)
+        self.bytes_read += meta.size - meta.data_end
+        found = _File(meta)
+        with self._lock:
+            self._kept[key] = found
+            while len(self._kept) > FILES_KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+
+_DERIVED: Final = frozenset({"commitOffset", "queueOffset", "storeTimestamp"})
+"""Columns that commits and row files do not store."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What turns rows of a file into messages."""
+
+    broker: str
+    file: _File
+    first: int
+    """Log offset of the file's first row (of a segment: not used)."""
+    bases: I64 | None
+    store_ms: int
+
+    def finish(self, batch: pa.RecordBatch, rows: I64, columns: tuple[str, ...]) -> pa.RecordBatch:
+        """The rows with the given columns; those that the file does not store are worked out."""
+        arrays = [batch.column(name) if name in batch.schema.names else self._derive(name, rows) for name in columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([schema.MESSAGE.field(name) for name in columns]))
+
+    def _derive(self, name: str, rows: I64) -> pa.Array:
+        if name == "brokerName":
+            return pa.repeat(self.broker, len(rows))
+        if name == "commitOffset":
+            return pa.array(rows + self.first)
+        if name == "storeTimestamp":
+            return pa.array(np.full(len(rows), self.store_ms, np.int64)).cast(schema.TIMESTAMP)
+        if self.bases is None:
+            raise self.file.meta.corrupt("the file's queue offsets are not known")
+        runs = np.searchsorted(self.file.first_rows, rows, "right") - 1
+        return pa.array(rows + (self.bases - self.file.first_rows)[runs])
+
+
+def _groups(numbers: I64, rows: I64) -> list[tuple[int, I64]]:
+    """Rows by the number that they have; numbers rise or are few."""
+    return [(number, rows[numbers == number]) for number in np.unique(numbers).tolist()]
+
+
+def _overlaps(offsets: I64, bound: I64) -> bool:
+    """Whether one of the offsets, which rise, lies within a block's bounds."""
+    at = int(np.searchsorted(offsets, int(bound[0])))
+    return at < len(offsets) and int(offsets[at]) <= int(bound[1])
+
+
+def _empty(columns: tuple[str, ...]) -> pa.RecordBatch:
+    kinds = pa.schema([schema.MESSAGE.field(name) for name in columns])
+    return pa.RecordBatch.from_arrays([pa.array([], column.type) for column in kinds], schema=kinds)

@@ -1,0 +1,253 @@
+"""Finding messages: by key, by id, by queue and offset, by time; newest first, at most 64 unless told otherwise.
+
+An answer is the index up to its mark and the log behind it, and every message is read from the log and compared with
+what was asked: the key itself, never its hash. So an answer does not depend on how far the tables have come. Without
+tables the same question reads more of the log, and finds the same messages.
+
+Queues and times need no table: the run index of the log's own files is a ConsumeQueue already.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_spark.client.compression import decompress
+from rmq_spark.client.store import Store
+from rmq_spark.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from rmq_spark.log import schema
+from rmq_spark.log.point_read import Places
+from rmq_spark.model import names
+from rmq_spark.model.message_id import parse_offset_id
+from rmq_spark.query.broker_query import Asked, BrokerQuery, Index, QueryStats
+from rmq_spark.query.index_files import IndexFiles, IndexHits
+from rmq_spark.tables import kernel
+from rmq_spark.tables.delta_log import DeltaLog
+from rmq_spark.tables.schemas import TABLES
+
+I64 = npt.NDArray[np.int64]
+BOOL = npt.NDArray[np.bool_]
+
+LIMIT: Final = 64
+"""How many messages a query returns at most: RocketMQ's `maxMsgsNumBatch`."""
+_LOOKS: Final = 5
+_FIRST_SOURCES: Final = 8
+_FAR: Final = 1 << 62
+_PLACE_COLUMNS: Final = ("topic", "queueId", "queueOffset", "commitOffset", "sysFlag", "storeTimestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Messages, newest first, and what it cost to find them."""
+
+    messages: pa.Table
+    """Columns of `schema.MESSAGE`; bodies are plain, whether they were compressed or not."""
+    stats: QueryStats
+
+
+class MessageQuery:
+    """Queries on an open store. Safe to use from any thread; keep it, because it remembers metadata that it has read.
+
+    Example:
+        >>> from rmq_spark.client.producer import Producer
+        >>> from rmq_spark.model.message import Message
+        >>> with Store.create("memory://query-example") as store:
+        ...     sent = Producer(store).send(Message(topic="orders", body=b"hello", keys="order-1"))
+        ...     MessageQuery(store).by_key("orders", "order-1").messages["body"].to_pylist()
+        [b'hello']
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._delta = DeltaLog(store.storage, TABLES["index"])
+        self._files = IndexFiles(store.storage)
+        self._brokers: dict[str, BrokerQuery] = {}
+
+    # ------------------------------------------------------------ questions
+
+    def by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        limit: int = LIMIT,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+        broker: str | None = None,
+    ) -> Answer:
+        """Messages of `topic` that have `key` among their keys, stored in [from_ms, to_ms).
+
+        Raises:
+            InvalidRequestError: a key that no message can have, or a bad limit.
+            NotFoundError: no such topic or broker.
+            CorruptDataError: the log or the index is damaged.
+        """
+        if not key or " " in key:
+            raise InvalidRequestError("a key is not empty and has no space", key=key)
+        asked = Asked(key, False, topic, _checked(limit), from_ms, to_ms)
+        return self._find(asked, self._brokers_of(topic, broker))
+
+    def by_id(self, msg_id: str, *, topic: str | None = None, limit: int = LIMIT, broker: str | None = None) -> Answer:
+        """Messages with the id: a producer's id (UNIQ_KEY), in one topic or in all; or a place (offset id) if none has.
+
+        An offset id's address says nothing here, as no broker runs anywhere; its log offset is looked up on the
+        brokers that are asked.
+
+        Raises:
+            as `by_key`.
+        """
+        if not msg_id:
+            raise InvalidRequestError("an id is not empty")
+        brokers = self._brokers_of(topic, broker)
+        answer = self._find(Asked(msg_id, True, topic, _checked(limit)), brokers)
+        if answer.messages.num_rows:
+            return answer
+        try:
+            _, port, offset = parse_offset_id(msg_id)
+        except InvalidRequestError:
+            return answer
+        if not 0 < port < 1 << 16:
+            return answer  # a producer's id: its process id and random digits stand where a port would
+        return self._at_offset(offset, topic, limit, brokers, answer.stats)
+
+    def by_queue(
+        self, topic: str, queue: int, start: int, end: int, *, broker: str | None = None, limit: int = LIMIT
+    ) -> Answer:
+        """Messages of one queue with queue offsets in [start, end), the highest first.
+
+        Raises:
+            InvalidRequestError: no broker is named and the topic is on several.
+            and as `by_key`.
+        """
+        brokers = self._brokers_of(topic, broker)
+        if len(brokers) > 1:
+            raise InvalidRequestError("the topic is on several brokers; name one", topic=topic, brokers=brokers)
+        stats = QueryStats()
+        [found] = [self._on(name).queue_range(topic, queue, (start, end), _checked(limit), stats) for name in brokers]
+        return self._answer([found], limit, stats)
+
+    def by_time(
+        self,
+        topic: str,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+        *,
+        limit: int = LIMIT,
+        broker: str | None = None,
+    ) -> Answer:
+        """Messages of `topic` stored in [from_ms, to_ms).
+
+        Raises:
+            as `by_key`.
+        """
+        stats = QueryStats()
+        brokers = self._brokers_of(topic, broker)
+        found = [self._on(name).time_range(topic, from_ms, to_ms, _checked(limit), stats) for name in brokers]
+        return self._answer(found, limit, stats)
+
+    # ------------------------------------------------------------ inner works
+
+    def _brokers_of(self, topic: str | None, broker: str | None) -> list[str]:
+        """The brokers to ask.
+
+        Raises:
+            NotFoundError: nobody knows the topic, or the broker.
+        """
+        known = self._store.brokers()
+        if broker is not None and broker not in known:
+            raise NotFoundError("no such broker", broker=broker, known=known)
+        if topic is None:
+            return [broker] if broker is not None else known
+        names.check_topic(topic)
+        found = self._store.find_topic(topic)
+        if found is not None:
+            places = sorted(found.queues)
+        else:
+            # Topics of the engine and of consumer groups are configured nowhere; they are where their messages are.
+            places = [name for name in known if self._on(name).has(topic)]
+            if not places:
+                raise NotFoundError("no such topic", topic=topic)
+        return [name for name in places if broker in (None, name)]
+
+    def _on(self, broker: str) -> BrokerQuery:
+        with self._lock:
+            found = self._brokers.get(broker)
+            if found is None:
+                found = self._brokers[broker] = BrokerQuery(self._store.log(broker))
+            return found
+
+    def _find(self, asked: Asked, brokers: Sequence[str]) -> Answer:
+        stats = QueryStats()
+        found = []
+        for name in brokers:
+            mine = self._on(name)
+            for look in range(_LOOKS):
+                try:
+                    found.append(mine.find(asked, self._index_of(name, mine, asked, stats), stats))
+                    break
+                except _IndexChangedError as error:
+                    if look == _LOOKS - 1:
+                        raise CorruptDataError("a file of the index is missing", reason=str(error)) from error
+                    with self._lock:
+                        self._delta.reload()
+        return self._answer(found, asked.limit, stats)
+
+    def _index_of(self, broker: str, mine: BrokerQuery, asked: Asked, stats: QueryStats) -> Index:
+        """What the index knows: its mark, and a way to ask it."""
+        with self._lock:
+            snapshot = self._delta.refresh()
+            mark = snapshot.mark(TABLES["index"], broker) if snapshot else None
+            files = [file for file in snapshot.files.values() if file.broker in (None, broker)] if snapshot else []
+
+        def look_up() -> IndexHits:
+            low, high = asked.from_ms or 0, asked.to_ms - 1 if asked.to_ms is not None else _FAR
+            chosen = [file for file in files if file.may_hold("storeTimestamp", low, high)]
+            topics = mine.topics() if asked.topic is None else [asked.topic]
+            hashes: dict[int, set[str]] = {}
+            for topic in topics:
+                hashes.setdefault(kernel.key_hash(topic, asked.text), set()).add(topic)
+            with self._lock:
+                try:
+                    return self._files.find(chosen, hashes, stats.index)
+                except NotFoundError as error:
+                    raise _IndexChangedError(str(error)) from error
+
+        return Index(mark, look_up)
+
+    def _at_offset(
+        self, offset: int, topic: str | None, limit: int, brokers: Sequence[str], stats: QueryStats
+    ) -> Answer:
+        found = []
+        for name in brokers:
+            batch = self._on(name).fetch(Places(np.array([offset], np.int64)), stats)
+            if topic is not None:
+                batch = batch.filter(pc.equal(batch.column("topic"), topic))
+            keep = [kernel.has_rows(name) for name in batch.column("topic").to_pylist()]
+            found.append(batch.filter(pa.array(keep, pa.bool_())))
+        return self._answer(found, limit, stats)
+
+    def _answer(self, found: Iterable[pa.RecordBatch], limit: int, stats: QueryStats) -> Answer:
+        parts = [decompress(batch) for batch in found if batch.num_rows]
+        table = pa.Table.from_batches(parts, schema.MESSAGE)
+        if len(parts) > 1:
+            order = [("storeTimestamp", "descending"), ("brokerName", "ascending"), ("commitOffset", "descending")]
+            table = table.sort_by(order)
+        return Answer(table.slice(0, limit), stats)
+
+
+class _IndexChangedError(Exception):
+    """A file of the index is gone: the table was changed or dropped since its log was read."""
+
+
+def _checked(limit: int) -> int:
+    if limit < 1:
+        raise InvalidRequestError("a limit is at least 1", limit=limit)
+    return limit
