@@ -13,6 +13,7 @@ from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.state import LogState
+from rmq_spark.log.time_search import TimeSearch
 from rmq_spark.spark.bounds import (
     EARLIEST,
     LATEST,
@@ -112,15 +113,16 @@ def _asked(
     if isinstance(bound, ByOffsets | TimestampsByQueue):
         _check_named(bound, log.broker, queues, state, options)
     committed = state.fold(ConsumerOffsets).offsets.get(options.consumer_group or "", {})
+    at_times = _offsets_at(log, queues, bound) if isinstance(bound, TimestampsByQueue) else {}
     for queue in queues:
         if isinstance(bound, ByOffsets):
             offset = bound.find(queue.topic, log.broker, queue.queue)
             if offset is not None:
                 yield queue, {EARLIEST: queue.first, LATEST: queue.end}.get(offset, offset)
         elif isinstance(bound, TimestampsByQueue):
-            ms = bound.find(queue.topic, log.broker, queue.queue)
-            if ms is not None:
-                yield queue, _offset_at(log, queue, ms)
+            found = at_times.get((queue.topic, queue.queue))
+            if found is not None:
+                yield queue, _NO_MESSAGE if found >= queue.end else found
         elif isinstance(bound, Group):
             text = committed.get(queue.topic, {}).get(str(queue.queue))
             if text is not None:
@@ -147,15 +149,15 @@ def _check_named(
             )
 
 
-def _offset_at(log: CommitLog, queue: QueueBounds, ms: int) -> int:
-    """The queue's first offset with storeTimestamp >= `ms`."""
-    query = scan.Query(
-        topics=frozenset({queue.topic}), queues=frozenset({queue.queue}), from_ms=ms, columns=("queueOffset",)
-    )
-    for batch in log.scan(query):
-        if batch.num_rows:
-            return int(batch.column(0)[0].as_py())
-    return _NO_MESSAGE
+def _offsets_at(log: CommitLog, queues: list[QueueBounds], bound: TimestampsByQueue) -> QueueOffsets:
+    """The first offset stored at its time or later, of each queue that is named; its end when there is none."""
+    by_time: dict[int, list[tuple[str, int]]] = {}
+    for queue in queues:
+        ms = bound.find(queue.topic, log.broker, queue.queue)
+        if ms is not None:
+            by_time.setdefault(ms, []).append((queue.topic, queue.queue))
+    search = TimeSearch(log)
+    return {place: offset for ms, places in by_time.items() for place, offset in search.search(places, ms).items()}
 
 
 def _lost(options: ReadOptions, queue: QueueBounds, asked: int) -> None:
