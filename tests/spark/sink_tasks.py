@@ -39,7 +39,7 @@ def batch_of(**columns: Any) -> pa.RecordBatch:
 
 
 def bodies(*texts: str) -> pa.RecordBatch:
-    return batch_of(body=list(texts))
+    return batch_of(body=pa.array(texts, pa.string()))
 
 
 @dataclass
@@ -50,6 +50,8 @@ class Write:
     schema: pa.Schema
     query_id: str | None = None
     overwrite: bool = False
+    shipped: bytes = b""
+    """The writer as tasks got it."""
 
     def new_writer(self) -> Any:
         source = DefaultSource(dict(self.options))
@@ -59,30 +61,38 @@ class Write:
 
     def tasks(self, parts: Sequence[Iterable[pa.RecordBatch]]) -> list[SinkMessage]:
         """Run one task for each part and return their messages, as they come back to the driver."""
-        shipped = pickle.dumps(self.new_writer())
-        return [self.task(shipped, number, part) for number, part in enumerate(parts)]
+        self.shipped = pickle.dumps(self.new_writer())
+        return [self.task(number, part) for number, part in enumerate(parts)]
 
-    def task(self, shipped: bytes, number: int, part: Iterable[pa.RecordBatch]) -> SinkMessage:
+    def task(self, number: int, part: Iterable[pa.RecordBatch]) -> SinkMessage:
         with patch("rmq_spark.spark.writer.TaskContext") as context:
             context.get.return_value = FakeTask(number, self.query_id)
-            done: SinkMessage = pickle.loads(pickle.dumps(pickle.loads(shipped).write(iter(part))))
+            done: SinkMessage = pickle.loads(pickle.dumps(pickle.loads(self.shipped).write(iter(part))))
         return done
 
     def commit(self, messages: Sequence[SinkMessage | None], batch: int = 0) -> None:
         """Commit by a writer that has seen nothing of the tasks."""
-        writer = self.new_writer()
-        if isinstance(writer, RocketMQBatchWriter):
-            pickle.loads(pickle.dumps(writer)).commit(list(messages))
+        if self.query_id is None:
+            self._batch_writer().commit(list(messages))
         else:
-            assert isinstance(writer, RocketMQStreamWriter)
-            writer.commit(list(messages), batch)
+            self._stream_writer().commit(list(messages), batch)
 
     def abort(self, messages: Sequence[SinkMessage | None], batch: int = 0) -> None:
-        writer = self.new_writer()
-        if isinstance(writer, RocketMQBatchWriter):
-            writer.abort(list(messages))
+        if self.query_id is None:
+            self._batch_writer().abort(list(messages))
         else:
-            writer.abort(list(messages), batch)
+            self._stream_writer().abort(list(messages), batch)
+
+    def _batch_writer(self) -> RocketMQBatchWriter:
+        # Spark keeps the pickled writer of a batch write; of a stream it keeps the source, and makes a new writer.
+        writer = pickle.loads(self.shipped)
+        assert isinstance(writer, RocketMQBatchWriter)
+        return writer
+
+    def _stream_writer(self) -> RocketMQStreamWriter:
+        writer = self.new_writer()
+        assert isinstance(writer, RocketMQStreamWriter)
+        return writer
 
 
 def write(options: Mapping[str, str], *parts: pa.RecordBatch, query_id: str | None = None, batch: int = 0) -> None:
