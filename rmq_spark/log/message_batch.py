@@ -332,9 +332,17 @@ def _take_equal_widths(column: pa.Array, order: I64) -> pa.Array | None:
     begin, width = int(offsets[0]), int(offsets[1] - offsets[0])
     if not width or np.any(offsets[1:] - offsets[:-1] != width):
         return None
-    values = np.frombuffer(column.buffers()[2], f"V{width}", len(column), begin).take(order)
-    ends = pa.py_buffer(np.arange(len(column) + 1, dtype=np.int32) * np.int32(width))
-    return pa.Array.from_buffers(column.type, len(column), [None, ends, pa.py_buffer(values)], 0)
+    values = np.frombuffer(column.buffers()[2], f"V{width}", len(column), begin)
+    # Memory from Arrow's pool, which keeps what it is given back. Arrays of numpy that live as long as the batch make
+    # malloc trim its heap after each append, and getting it again, page by page, costs more than the copying.
+    # A mode other than "raise" writes to `out` directly.
+    target = pa.allocate_buffer(width * len(column))
+    values.take(order, out=np.frombuffer(target, values.dtype), mode="clip")
+    ends = column.buffers()[1]  # the same in any order, unless the column is part of a longer one
+    if begin or column.offset:
+        ends = pa.allocate_buffer(4 * len(offsets))
+        np.subtract(offsets, begin, out=np.frombuffer(ends, np.int32))
+    return pa.Array.from_buffers(column.type, len(column), [None, ends, target], 0)
 
 
 @cache
