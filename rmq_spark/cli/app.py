@@ -11,7 +11,21 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from rmq_spark.cli import exits, group, log, maintenance, output, read, recovery, send, topic, verify
+from rmq_spark.cli import (
+    exits,
+    group,
+    log,
+    maintenance,
+    output,
+    query,
+    read,
+    recovery,
+    send,
+    tables,
+    topic,
+    trace,
+    verify,
+)
 from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
 from rmq_spark.errors import RmqError
 
@@ -118,6 +132,9 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 app.command("send")(send.send)
 app.command("read")(read.read)
+app.command("query")(query.query)
+app.command("trace")(trace.trace)
+app.add_typer(tables.app, name="tables")
 app.command("log")(log.log)
 app.command("roll")(maintenance.roll)
 app.command("expire")(maintenance.expire)

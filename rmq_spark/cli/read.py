@@ -67,7 +67,7 @@ def read(
             msg_id=msg_id,
             **_tag_parts(tags),
         )
-        names = _columns(columns, given.json)
+        names = columns_of(columns, given.json)
         if not given.json:
             given.out.note("\t".join(names))
         for batch in _limited(_scan(opened, topic, broker, query, names), limit):
@@ -99,7 +99,12 @@ def _tag_parts(expression: str | None) -> dict[str, Any]:
     }
 
 
-def _columns(text: str | None, json: bool) -> tuple[str, ...]:
+def columns_of(text: str | None, json: bool) -> tuple[str, ...]:
+    """The columns to show: those of `--columns`, or what text and JSON show without it.
+
+    Raises:
+        InvalidRequestError: there is no such column.
+    """
     from rmq_spark.log import schema
 
     known = tuple(schema.MESSAGE.names)

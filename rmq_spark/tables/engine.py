@@ -33,7 +33,7 @@ from rmq_spark.tables.delta_actions import DataFile, transaction
 from rmq_spark.tables.delta_log import DeltaLog, check_mark
 from rmq_spark.tables.lease import TableLease
 from rmq_spark.tables.range_rows import RangeRows
-from rmq_spark.tables.schemas import TABLES
+from rmq_spark.tables.schemas import TABLES, spec_of
 
 RANGE_MESSAGES: Final = 1_000_000
 """Most messages of a range: it bounds memory (some 300 bytes a message) and is what one index file holds."""
@@ -141,11 +141,20 @@ def rebuild(
     Raises:
         as `reput`.
     """
+    empty(store, tables=tables, wait_s=wait_s)
+    return reput(store, tables=tables, range_messages=range_messages, wait_s=wait_s, progress=progress)
+
+
+def empty(store: Store, *, tables: Sequence[str] | None = None, wait_s: float = 0.0) -> None:
+    """Take every row out of the tables and set their marks back.
+
+    Raises:
+        PreconditionFailedError: another engine holds the lease.
+    """
     names = tuple(tables or TABLES)
     with TableLease.acquire(store, names, wait_s=wait_s):
         for name in names:
             upkeep.empty(DeltaLog(store.storage, TABLES[name]), store.clock)
-    return reput(store, tables=names, range_messages=range_messages, wait_s=wait_s, progress=progress)
 
 
 def drop(store: Store, *, tables: Sequence[str] | None = None, wait_s: float = 0.0) -> list[str]:
@@ -165,7 +174,7 @@ def status(store: Store, *, tables: Sequence[str] | None = None) -> list[TableSt
     now = store.clock.now_ms()
     found = []
     for name in tables or TABLES:
-        spec = TABLES[name]
+        spec = spec_of(name)
         snapshot = DeltaLog(store.storage, spec).refresh()
         lease = leases.get(name)
         for broker in store.brokers():
@@ -195,9 +204,7 @@ def read_table(store: Store, table: str, columns: Sequence[str] | None = None) -
         InvalidRequestError: there is no such table.
         CorruptDataError: a file of it is damaged or missing.
     """
-    if table not in TABLES:
-        raise InvalidRequestError("no such table", table=table, known=list(TABLES))
-    spec = TABLES[table]
+    spec = spec_of(table)
     names = list(columns or spec.schema.names)
     empty = pa.schema([spec.schema.field(name) for name in names]).empty_table()
     delta = DeltaLog(store.storage, spec)

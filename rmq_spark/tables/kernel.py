@@ -22,9 +22,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_spark.filter.properties_column import text_column
 from rmq_spark.log import scan
 from rmq_spark.model import names
+from rmq_spark.model.delays import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq_spark.model.java_hash import java_hash, java_hashes
 from rmq_spark.model.properties import DELAY_LEVEL, KEYS, TAGS, UNIQ_KEY
 from rmq_spark.tables.schemas import CONSUMEQUEUE, INDEX, TIMESTAMP
@@ -49,10 +49,6 @@ INDEX_COLUMNS: Final = (*_PLACE, "msgId", "keys", "sysFlag")
 COLUMNS: Final = CONSUMEQUEUE_COLUMNS
 """Message columns that both need."""
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
-"""RocketMQ's timer parks messages there: the one system topic with users' messages in it."""
-
 # 1s 5s 10s 30s 1m 2m … 10m 20m 30m 1h 2h
 _LEVELS_MS: Final = np.array(
     [1_000, 5_000, 10_000, 30_000, *(60_000 * minutes for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120))],
@@ -76,7 +72,7 @@ _LEVEL: Final = "delayLevel"
 
 
 def has_rows(topic: str) -> bool:
-    """Whether messages of `topic` enter the tables at all."""
+    """Whether messages of `topic` enter the tables: of the engine's own topics, only where users' messages wait."""
     return not topic.startswith(names.SYSTEM_PREFIX) or topic == TIMER_TOPIC
 
 
@@ -271,6 +267,8 @@ def _delay_levels(batch: pa.RecordBatch) -> pa.Array:
     """Delay level of the messages in the schedule topic, 1 to 18; null where there is none."""
     if not pc.any(pc.equal(batch.column("topic"), SCHEDULE_TOPIC)).as_py():
         return pa.nulls(batch.num_rows, pa.int64())
+    from rmq_spark.filter.properties_column import text_column  # the parsers behind it take a while to load
+
     texts = text_column(batch, DELAY_LEVEL).array
     # At most nine digits: a number of any kind, and nothing that overflows.
     good = pc.and_(pc.equal(batch.column("topic"), SCHEDULE_TOPIC), pc.match_substring_regex(texts, "^[0-9]{1,9}$"))

@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Final
 
 from rmq_spark.client.store import Store
-from rmq_spark.errors import FencedError, InvalidRequestError, PreconditionFailedError
+from rmq_spark.errors import FencedError, PreconditionFailedError
 from rmq_spark.log.folds import Lease, TableLeases
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.state import LogState
-from rmq_spark.tables.schemas import TABLES
+from rmq_spark.tables.schemas import TABLES, spec_of
 
 LEASE_MS: Final = 60_000
 """How long a lease lasts unless it is renewed."""
@@ -56,8 +56,7 @@ class TableLease:
             ReadOnlyError, UnavailableError: the nameserver log cannot be written.
         """
         for table in tables:
-            if table not in TABLES:
-                raise InvalidRequestError("no such table", table=table, known=list(TABLES))
+            spec_of(table)
         self = cls(store, tables, f"{name}-{store.clock.token()}", duration_ms)
         deadline = store.clock.elapsed_ns() + int(wait_s * 1_000_000_000)
         while True:

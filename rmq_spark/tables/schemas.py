@@ -15,6 +15,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from rmq_spark.errors import InvalidRequestError
+
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 CONSUMEQUEUE: Final = pa.schema(
@@ -156,3 +158,14 @@ TABLES: Final = {
     )
 }
 """Every table, by name, in the order in which a range enters them."""
+
+
+def spec_of(table: str) -> TableSpec:
+    """The table of that name.
+
+    Raises:
+        InvalidRequestError: there is none.
+    """
+    if table not in TABLES:
+        raise InvalidRequestError("no such table", table=table, known=list(TABLES))
+    return TABLES[table]

@@ -1,0 +1,74 @@
+"""`rmq query`: find messages by key, id, queue or time, newest first; quick where tables are built."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rmq_spark.cli.options import INT64_MAX, ConfOption, JsonOption, StoreOption, common
+from rmq_spark.cli.read import columns_of, show
+from rmq_spark.errors import InvalidRequestError
+from rmq_spark.model.times import FORMS, parse_time
+
+
+def query(
+    ctx: typer.Context,
+    *,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    key: Annotated[str | None, typer.Option("--key", help="With this key.")] = None,
+    msg_id: Annotated[
+        str | None, typer.Option("--id", metavar="MSGID", help="With this message id, or this offset id.")
+    ] = None,
+    from_time: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help=f"Stored at this time or later ({FORMS}).")
+    ] = None,
+    to_time: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Stored before this time.")] = None,
+    queue: Annotated[int | None, typer.Option("--queue", min=0, help="In this queue.")] = None,
+    from_offset: Annotated[int, typer.Option("--from-offset", min=0, max=INT64_MAX, help="First queue offset.")] = 0,
+    to_offset: Annotated[
+        int, typer.Option("--to-offset", min=0, max=INT64_MAX, help="Queue offset to stop before.")
+    ] = INT64_MAX,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many messages, the newest.")] = 64,
+    columns: Annotated[
+        str | None, typer.Option("--columns", metavar="NAMES", help="What to show, with commas between.")
+    ] = None,
+    broker: Annotated[str | None, typer.Option("--broker", metavar="NAME", help="Only on this broker.")] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Find messages of a topic, newest first: by --key, --id, --queue, or --from and --to."""
+    from rmq_spark.query.messages import MessageQuery
+
+    given = common(ctx, store, json, conf)
+    _check(key, msg_id, queue, from_time is not None or to_time is not None)
+    names = columns_of(columns, given.json)
+    with given.open(read_only=True) as opened:
+        now = opened.clock.now_ms()
+        from_ms = None if from_time is None else parse_time(from_time, "--from", now)
+        to_ms = None if to_time is None else parse_time(to_time, "--to", now)
+        asked = MessageQuery(opened)
+        if key is not None:
+            answer = asked.by_key(topic, key, limit=limit, from_ms=from_ms, to_ms=to_ms, broker=broker)
+        elif msg_id is not None:
+            answer = asked.by_id(msg_id, topic=topic, limit=limit, broker=broker)
+        elif queue is not None:
+            answer = asked.by_queue(topic, queue, from_offset, to_offset, limit=limit, broker=broker)
+        else:
+            answer = asked.by_time(topic, from_ms, to_ms, limit=limit, broker=broker)
+        if not given.json:
+            given.out.note("\t".join(names))
+        for batch in answer.messages.to_batches():
+            show(given.out, batch, names)
+        if not answer.messages.num_rows:
+            given.out.note("no message found")
+
+
+def _check(key: str | None, msg_id: str | None, queue: int | None, timed: bool) -> None:
+    """One question at a time; a time may narrow a key."""
+    asked = [name for name, there in (("--key", key), ("--id", msg_id), ("--queue", queue)) if there is not None]
+    if len(asked) > 1 or (timed and asked and asked != ["--key"]):
+        raise InvalidRequestError("ask one question: --key, --id, --queue, or --from and --to (also with --key)")
+    if not asked and not timed:
+        raise InvalidRequestError("say what to find: --key, --id, --queue, or --from and --to")

@@ -1,0 +1,126 @@
+"""`rmq tables`: build the tables that make queries quick, see how far they are, drop them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rmq_spark.cli.options import BrokersOption, ConfOption, JsonOption, StoreOption, common
+from rmq_spark.cli.output import Table
+from rmq_spark.model.times import format_ms
+
+if TYPE_CHECKING:
+    from rmq_spark.tables.engine import TableStatus
+
+app = typer.Typer(
+    help="ConsumeQueue, index and consumer offsets as Delta tables.", no_args_is_help=True, rich_markup_mode=None
+)
+
+TablesOption = Annotated[
+    list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; may be repeated.")
+]
+
+
+@app.command("build")
+def build(
+    ctx: typer.Context,
+    *,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Empty the tables first and fill them anew.")] = False,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for another engine to finish.")
+    ] = 0.0,
+    table: TablesOption = None,
+    broker: BrokersOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Bring the tables to the end of the logs, and trim what retention has deleted."""
+    from rmq_spark.cli import logs
+    from rmq_spark.tables import engine
+
+    given = common(ctx, store, json, conf)
+    with given.open(read_only=False) as opened:
+        brokers = [place.name for place in logs.named(opened, broker, nameserver=False)] if broker else None
+        if rebuild:
+            engine.empty(opened, tables=table, wait_s=wait)
+        start = opened.clock.elapsed_ns()
+        with given.out.progress("building tables", "messages") as advance:
+            done = engine.reput(opened, brokers=brokers, tables=table, wait_s=wait, progress=advance)
+        seconds = (opened.clock.elapsed_ns() - start) / 1_000_000_000
+    document = {"messages": done.messages, "ranges": done.ranges, "rows": done.rows, "seconds": round(seconds, 3)}
+    rows = [(name, count) for name, count in done.rows.items()]
+    given.out.result(document, f"{done.messages:,} messages in {seconds:.1f} s", Table(("TABLE", "ROWS ADDED"), rows))
+
+
+@app.command("status")
+def status(
+    ctx: typer.Context,
+    *,
+    table: TablesOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Show how far each table has come, and what it holds."""
+    from rmq_spark.tables import engine
+
+    given = common(ctx, store, json, conf)
+    with given.open(read_only=True) as opened:
+        found = engine.status(opened, tables=table)
+    headers = ("TABLE", "LOG", "MARK", "LOG END", "BEHIND", "ROWS", "FILES", "BYTES", "VERSION", "WRITTEN BY")
+    rows = [
+        (
+            one.table,
+            one.broker,
+            one.mark,
+            one.log_end,
+            one.behind,
+            one.rows,
+            one.files,
+            one.bytes,
+            one.version,
+            None if one.lease is None else f"{one.lease.holder} until {format_ms(one.lease.until_ms)}",
+        )
+        for one in found
+    ]
+    given.out.result([_document(one) for one in found], Table(headers, rows))
+
+
+@app.command("drop")
+def drop(
+    ctx: typer.Context,
+    *,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for another engine to finish.")
+    ] = 0.0,
+    table: TablesOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Delete the tables. Nothing is lost: queries get slower, and `rmq tables build` makes them again."""
+    from rmq_spark.tables import engine
+
+    given = common(ctx, store, json, conf)
+    with given.open(read_only=False) as opened:
+        dropped = engine.drop(opened, tables=table, wait_s=wait)
+    given.out.result({"dropped": dropped}, f"dropped: {', '.join(dropped) or 'nothing, there were none'}")
+
+
+def _document(one: TableStatus) -> dict[str, Any]:
+    return {
+        "table": one.table,
+        "log": one.broker,
+        "mark": one.mark,
+        "logStart": one.log_start,
+        "logEnd": one.log_end,
+        "behind": one.behind,
+        "rows": one.rows,
+        "files": one.files,
+        "bytes": one.bytes,
+        "version": one.version,
+        "holder": None if one.lease is None else one.lease.holder,
+        "heldUntil": None if one.lease is None else one.lease.until_ms,
+    }

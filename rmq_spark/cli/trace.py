@@ -1,0 +1,63 @@
+"""`rmq trace`: one message's life, from the half message to the dead-letter topic."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
+from rmq_spark.cli.output import Table
+from rmq_spark.errors import NotFoundError
+from rmq_spark.model.times import format_ms
+
+
+def trace(
+    ctx: typer.Context,
+    *,
+    msg_id: Annotated[str, typer.Option("--id", metavar="MSGID", help="The message's id (UNIQ_KEY).")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Show every copy of a message in every topic, oldest first, and which groups have consumed it."""
+    from rmq_spark.query.trace import trace as trace_message
+
+    given = common(ctx, store, json, conf)
+    with given.open(read_only=True) as opened:
+        steps = trace_message(opened, msg_id)
+    if not steps:
+        raise NotFoundError("no message has this id", id=msg_id)
+    document = [
+        {
+            "stage": step.stage,
+            "topic": step.topic,
+            "realTopic": step.real_topic,
+            "brokerName": step.broker,
+            "queueId": step.queue,
+            "queueOffset": step.queue_offset,
+            "commitOffset": step.commit_offset,
+            "storeTimestamp": step.store_ms,
+            "reconsumeTimes": step.reconsume_times,
+            "group": step.group,
+            "consumedBy": list(step.consumed_by),
+            "waitedForBy": list(step.waited_for_by),
+        }
+        for step in steps
+    ]
+    headers = ("TIME", "STAGE", "TOPIC", "BROKER", "QUEUE", "OFFSET", "TRIES", "CONSUMED BY", "WAITED FOR BY")
+    rows = [
+        (
+            format_ms(step.store_ms),
+            step.stage,
+            step.topic if step.real_topic is None else f"{step.topic} (for {step.real_topic})",
+            step.broker,
+            step.queue,
+            step.queue_offset,
+            step.reconsume_times,
+            ", ".join(step.consumed_by) or None,
+            ", ".join(step.waited_for_by) or None,
+        )
+        for step in steps
+    ]
+    given.out.result(document, Table(headers, rows))
