@@ -11,6 +11,8 @@ EXTRAS := cli,hdfs,s3,fast,spark,delta,dev
 # pyspark comes as a source archive, which setuptools and wheel must build: an empty pip cache has nothing else
 BUILD := hatchling editables setuptools wheel
 JARS := hdfs rocketmq-filter delta
+# The peers that benchmarks/spark.py measures against.
+BENCH_JARS := delta kafka spark-kafka
 WORKERS ?= 2
 DEMO_STORE ?=
 
@@ -45,6 +47,7 @@ test-s3: $(INSTALLED) ## the storage tests against versitygw, a stricter S3 serv
 	RMQ_VERSITYGW=$(abspath $(VENV))/go/versitygw $(BIN)/python -m pytest -q tests/storage/test_object_store.py
 
 bench: $(INSTALLED) ## run the benchmarks in benchmarks/ and print their numbers
+	@$(BIN)/python -m rmq_spark.testing.jars $(BENCH_JARS) > /dev/null
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 jars: $(FETCHED) ## fetch the Java archives that tests need into the cache (RMQ_CACHE or ~/.cache/rmq-spark)

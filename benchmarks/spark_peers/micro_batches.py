@@ -106,5 +106,6 @@ def _started(world, sink):
     query = sink.option("checkpointLocation", place).start()
     try:
         yield query
+        query.processAllAvailable()  # nothing is fed any more: a batch that is cut off would fill the screen
     finally:
         query.stop()

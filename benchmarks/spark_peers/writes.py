@@ -25,7 +25,7 @@ def write(world, data):
     made = {}
 
     def fresh(peer):
-        made[peer] = f"{peer.replace(' ', '-')}-{data.size}-{next(numbers)}"
+        made[peer] = f"{peer.split(',')[0]}-{data.size}-{next(numbers)}"
         return made[peer]
 
     def written_to(peer):
