@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import strategies as st
 
 from rmq_spark.client.store import DEFAULT_BROKER, Store
@@ -134,3 +135,19 @@ def held(log: CommitLog, topic: str, queue: int) -> list[tuple[int, int]]:
 
 def end_of(log: CommitLog, topic: str, queue: int) -> int:
     return log.refresh().state.queues.bounds(topic, queue)[1]
+
+
+def before_append(
+    store: Store, monkeypatch: pytest.MonkeyPatch, action: Callable[[Store], object], broker: str = DEFAULT_BROKER
+) -> None:
+    """Let `action` happen on another handle just before the next append of this one to a broker's log."""
+    log = store.log(broker)
+    append = log.append
+
+    def late(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        with again(store) as other:
+            action(other)
+        return append(*args, **options)
+
+    monkeypatch.setattr(log, "append", late)

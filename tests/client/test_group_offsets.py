@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from group_store import again, batch, memory_store, send
+from group_store import again, batch, before_append, memory_store, send
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -391,6 +391,25 @@ class TestDelete:
         assert groups.committed("g")
         groups.delete("g", force=True)
         assert groups.groups() == []
+        assert groups.activity("g").member_ms is None, "a group of that name starts anew"
+
+    def test_only_brokers_that_know_it_are_written(self, store: Store) -> None:
+        store.create_topic("wide", queues=1, brokers=("x", "y"))
+        groups = GroupOffsets(store)
+        groups.commit("g", {("wide", "x", 0): 1})
+        groups.delete("g", force=True)
+        assert [end(store, broker) for broker in (B, "x", "y")] == [0, 2, 0]
+
+    def test_a_consumer_that_starts_meanwhile_is_noticed(
+        self, store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        groups = GroupOffsets(store)
+        groups.commit("g", {("orders", B, 0): 2})
+        clock.advance(HEARTBEAT_EXPIRY_MS / 1000)
+        before_append(store, monkeypatch, lambda other: GroupOffsets(other).commit("g", {("orders", B, 1): 1}))
+        with pytest.raises(PreconditionFailedError, match="active"):
+            groups.delete("g")
+        assert groups.committed("g") == {("orders", B, 0): 2, ("orders", B, 1): 1}
 
 
 class TestTogether:
