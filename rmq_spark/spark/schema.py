@@ -62,6 +62,18 @@ _OTHER_TYPES: Final = {
 }
 """Types that a user's schema may ask for beside a column's own; a time as bigint is milliseconds since 1970."""
 
+_NEVER_NULL: Final = {
+    "topic",
+    "brokerName",
+    "queueId",
+    "queueOffset",
+    "commitOffset",
+    "msgId",
+    "body",
+    "storeTimestamp",
+}
+"""Columns that a user's schema may call NOT NULL: a null where Spark was told of none ends in its JVM."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -110,6 +122,8 @@ def shape_of(wanted: StructType, *, decompress: bool) -> Shape:
             raise InvalidRequestError(
                 "column cannot be read as this type", column=field.name, type=asked, allowed=sorted(allowed)
             )
+        if not field.nullable and field.name not in _NEVER_NULL:
+            raise InvalidRequestError("column may be null; leave NOT NULL out of the schema", column=field.name)
     names = [field.name for field in wanted]
     if not names:
         raise InvalidRequestError("the schema names no column; Arrow cannot count rows without one", known=list(types))

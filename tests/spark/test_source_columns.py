@@ -184,6 +184,21 @@ def test_a_schema_without_columns_is_refused() -> None:
         shape_of(StructType([]), decompress=True)
 
 
+def test_only_columns_that_are_never_null_may_be_called_so() -> None:
+    """Spark's generated code would end in a NullPointerException."""
+    may = {field.name for field in READ_SCHEMA if is_accepted(StructField(field.name, field.dataType, False))}
+    assert may == set("topic brokerName queueId queueOffset commitOffset msgId body storeTimestamp".split())
+
+
+def is_accepted(field: StructField) -> bool:
+    try:
+        shape_of(StructType([field]), decompress=True)
+    except InvalidRequestError as error:
+        assert "leave NOT NULL out of the schema" in str(error)
+        return False
+    return True
+
+
 def test_a_body_that_is_no_text_is_told() -> None:
     world = World.create()
     world.store.create_topic("t", queues=1)
