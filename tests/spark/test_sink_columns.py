@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from rmq_spark.errors import InvalidRequestError
+from rmq_spark.spark import bad_rows
 from rmq_spark.spark.sink_columns import COLUMNS, check_columns, to_columns
 
 
@@ -94,3 +97,16 @@ def test_a_column_of_nulls_is_left_out() -> None:
     assert "tags" not in to_columns(
         [pa.RecordBatch.from_pydict({"tags": pa.nulls(2), "body": ["a", "b"]})], ["tags", "body"]
     )
+
+
+def test_the_docs_list_the_columns_with_their_types_and_the_properties_of_bad_rows() -> None:
+    text = (Path(__file__).parents[2] / "docs/options.md").read_text()
+    section = text.split("\n## Columns of a write\n")[1].split("\n## ")[0]
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", section, re.MULTILINE))
+    types = {
+        name: {kind.replace("&lt;", "<").replace("&gt;", ">") for kind in kinds.split(", ")}
+        for name, kinds in listed.items()
+    }
+    assert types == {name: set(kinds) for name, kinds in COLUMNS.items()}
+    names = {value for name, value in vars(bad_rows).items() if name.startswith("BAD_")}
+    assert set(re.findall(r"`(BAD_\w+)`", text)) == names

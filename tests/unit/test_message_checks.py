@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rmq_spark.errors import InvalidRequestError
+from rmq_spark.log.folds import FOLD_TOPICS
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.message import Message
 from rmq_spark.model.properties import RESERVED
@@ -112,3 +113,14 @@ def test_a_bad_arrow_row_is_named() -> None:
         MessageBatch.from_arrow(table(queueId=pa.array([0, -1], pa.int32())))
     assert caught.value.context["row"] == 1
     assert caught.value.context["msgId"] == "2"
+
+
+@pytest.mark.parametrize("topic", sorted(FOLD_TOPICS))
+def test_a_table_has_no_state_messages(topic: str) -> None:
+    with pytest.raises(InvalidRequestError, match="state messages are appended one by one"):
+        MessageBatch.from_arrow(table(topic=["t", topic]))
+
+
+@pytest.mark.parametrize("topic", ["rmq_sys_wheel_timer", "SCHEDULE_TOPIC_XXXX"])
+def test_a_table_may_have_messages_that_wait(topic: str) -> None:
+    assert MessageBatch.from_arrow(table(topic=["t", topic])).num_rows == 2
