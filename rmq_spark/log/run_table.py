@@ -26,8 +26,8 @@ BOOL = npt.NDArray[np.bool_]
 Select = Callable[[str, I64], BOOL]
 """Given a topic and queue ids: which of them are wanted."""
 
-CACHED_FILES: Final = 4096
-"""So many files' run indexes are kept: a stream looks at each commit a few times."""
+CACHED_RUNS: Final = 500_000
+"""Run indexes are kept up to so many runs in all (some 40 bytes each): a stream looks at each commit a few times."""
 _LOOKS: Final = 5
 _FAR: Final = 1 << 62
 
@@ -75,6 +75,7 @@ class RunIndex:
     def __init__(self, log: scan.Log) -> None:
         self._log = log
         self._seen: OrderedDict[tuple[str, int], _FileRuns] = OrderedDict()
+        self._runs_seen = 0
 
     def list_runs(self, query: scan.Query, select: Select, stats: scan.ScanStats | None = None) -> RunTable:
         """The runs in the log range [query.start, query.end) that `select` wants; times prune whole files only.
@@ -210,8 +211,9 @@ class RunIndex:
                 meta.runs.first_rows(),
                 size // max(1, meta.rows),
             )
-            if len(self._seen) > CACHED_FILES:
-                self._seen.popitem(last=False)
+            self._runs_seen += len(found.rows)
+            while self._runs_seen > CACHED_RUNS and len(self._seen) > 1:
+                self._runs_seen -= len(self._seen.popitem(last=False)[1].rows)
         return found
 
 

@@ -68,14 +68,14 @@ class RunTableMachine(RuleBasedStateMachine):
         )
         self.log = CommitLog(self.storage, ROOT, BROKER, settings=self.settings, clock=self.clock)
         self.reader = CommitLog(self.storage, ROOT, BROKER, read_only=True)
-        self.before, run_table.CACHED_FILES = run_table.CACHED_FILES, cached  # type: ignore[misc]
+        self.before, run_table.CACHED_RUNS = run_table.CACHED_RUNS, cached  # type: ignore[misc]
         self.index = RunIndex(self.reader)
         self.rows: dict[int, tuple[str, int, int, int]] = {}
         self.log_start = 0
         self.count = 0
 
     def teardown(self) -> None:
-        run_table.CACHED_FILES = self.before  # type: ignore[misc]
+        run_table.CACHED_RUNS = self.before  # type: ignore[misc]
 
     @property
     def end(self) -> int:
