@@ -32,6 +32,9 @@ CONFIGURATION: Final = {
 }
 """The table's properties: other engines that clean up shall keep files as long as this one does."""
 
+_TEXT_MAX: Final = 64
+"""Texts in statistics are cut to so many characters."""
+_LAST: Final = "\U0010ffff"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _DELTA_TYPES: Final = {
@@ -105,18 +108,23 @@ class DataFile:
 
 
 def describe(path: str, size: int, modified_ms: int, rows: pa.Table, spec: TableSpec) -> DataFile:
-    """The data file that holds `rows`, with statistics of all columns but those that `spec` leaves out."""
+    """The data file that holds `rows`, with statistics of all columns.
+
+    All: delta-rs takes a column that has a count of nulls and no bounds for one in which nothing can be found.
+    """
     least, greatest, nulls = {}, {}, {}
     for name in spec.schema.names:
         column = rows[name]
         nulls[name] = column.null_count
-        if name in spec.no_file_stats or column.null_count == len(column):
+        if column.null_count == len(column):
             continue
         if pa.types.is_dictionary(column.type):
             column = pa.chunked_array([chunk.dictionary.take(chunk.indices.unique()) for chunk in column.chunks])
         found = pc.min_max(column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).as_py()
         scale = 1000 if pa.types.is_timestamp(rows[name].type) else 1
         least[name], greatest[name] = (value // scale if scale > 1 else value for value in found.values())
+        if isinstance(least[name], str):
+            least[name], greatest[name] = least[name][:_TEXT_MAX], _bounded(greatest[name])
     text = json.dumps(
         {
             "numRecords": rows.num_rows,
@@ -193,6 +201,13 @@ def protocol() -> dict[str, Any]:
 def transaction(app_id: str, version: int, now_ms: int) -> dict[str, Any]:
     """The action that notes how far an application has come."""
     return {"txn": {"appId": app_id, "version": version, "lastUpdated": now_ms}}
+
+
+def _bounded(text: str) -> str:
+    """A text that is not less, and not much longer than `_TEXT_MAX`."""
+    if len(text) <= _TEXT_MAX or text[_TEXT_MAX] == _LAST:
+        return text
+    return text[:_TEXT_MAX] + _LAST
 
 
 def _stat_texts(values: dict[str, Any], spec: TableSpec) -> dict[str, Any]:

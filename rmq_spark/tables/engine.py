@@ -31,7 +31,7 @@ from rmq_spark.storage import paths
 from rmq_spark.tables import data_files, upkeep
 from rmq_spark.tables.delta_actions import DataFile, transaction
 from rmq_spark.tables.delta_log import DeltaLog, check_mark
-from rmq_spark.tables.lease import TableLease
+from rmq_spark.tables.lease import LEASE_MS, TableLease
 from rmq_spark.tables.range_rows import RangeRows
 from rmq_spark.tables.schemas import TABLES, spec_of
 
@@ -94,6 +94,7 @@ def reput(
     end: int | None = None,
     range_messages: int = RANGE_MESSAGES,
     wait_s: float = 0.0,
+    lease_ms: int = LEASE_MS,
     progress: Progress = no_progress,
 ) -> ReputResult:
     """Advance the tables to the end of the logs (or to log offset `end`), trim what has expired, and tidy up.
@@ -110,7 +111,7 @@ def reput(
         raise InvalidRequestError("a range has at least one message", range_messages=range_messages)
     names = tuple(tables or TABLES)
     result = ReputResult()
-    with TableLease.acquire(store, names, wait_s=wait_s) as lease:
+    with TableLease.acquire(store, names, wait_s=wait_s, duration_ms=lease_ms) as lease:
         works = [_Broker(store, broker, names, lease) for broker in brokers or store.brokers()]
         total = sum(work.plan(end) for work in works)
         progress(0, total)
@@ -134,6 +135,7 @@ def rebuild(
     tables: Sequence[str] | None = None,
     range_messages: int = RANGE_MESSAGES,
     wait_s: float = 0.0,
+    lease_ms: int = LEASE_MS,
     progress: Progress = no_progress,
 ) -> ReputResult:
     """Empty the tables and fill them from the logs; readers see the old rows, then none, then more and more.
@@ -141,31 +143,35 @@ def rebuild(
     Raises:
         as `reput`.
     """
-    empty(store, tables=tables, wait_s=wait_s)
-    return reput(store, tables=tables, range_messages=range_messages, wait_s=wait_s, progress=progress)
+    empty(store, tables=tables, wait_s=wait_s, lease_ms=lease_ms)
+    return reput(
+        store, tables=tables, range_messages=range_messages, wait_s=wait_s, lease_ms=lease_ms, progress=progress
+    )
 
 
-def empty(store: Store, *, tables: Sequence[str] | None = None, wait_s: float = 0.0) -> None:
+def empty(store: Store, *, tables: Sequence[str] | None = None, wait_s: float = 0.0, lease_ms: int = LEASE_MS) -> None:
     """Take every row out of the tables and set their marks back.
 
     Raises:
         PreconditionFailedError: another engine holds the lease.
     """
     names = tuple(tables or TABLES)
-    with TableLease.acquire(store, names, wait_s=wait_s):
+    with TableLease.acquire(store, names, wait_s=wait_s, duration_ms=lease_ms):
         for name in names:
             upkeep.empty(DeltaLog(store.storage, TABLES[name]), store.clock)
 
 
-def drop(store: Store, *, tables: Sequence[str] | None = None, wait_s: float = 0.0) -> list[str]:
+def drop(
+    store: Store, *, tables: Sequence[str] | None = None, wait_s: float = 0.0, lease_ms: int = LEASE_MS
+) -> list[str]:
     """Delete tables; nothing is lost, as they can be made again. Returns those that were there.
 
     Raises:
         PreconditionFailedError: another engine holds the lease.
     """
     names = tuple(tables or TABLES)
-    with TableLease.acquire(store, names, wait_s=wait_s):
-        return [name for name in names if upkeep.drop(DeltaLog(store.storage, TABLES[name]), store.clock)]
+    with TableLease.acquire(store, names, wait_s=wait_s, duration_ms=lease_ms) as lease:
+        return [name for name in names if upkeep.drop(DeltaLog(store.storage, TABLES[name]), store.clock, lease.hold)]
 
 
 def status(store: Store, *, tables: Sequence[str] | None = None) -> list[TableStatus]:

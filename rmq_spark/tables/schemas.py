@@ -10,7 +10,7 @@ uncompressed, so that a look-up is one read of 32 KiB and a binary search, witho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -91,8 +91,6 @@ class TableSpec:
     """Columns that are not compressed."""
     footer_stats: tuple[str, ...] = ()
     """Columns with least and greatest value for each row group; Delta's log has those of each file."""
-    no_file_stats: frozenset[str] = field(default_factory=frozenset)
-    """Columns without least and greatest value in Delta's log."""
 
     @property
     def root(self) -> str:
@@ -137,8 +135,6 @@ TABLES: Final = {
             },
             plain=("keyHash",),
             footer_stats=("keyHash",),
-            # Sorted by hash, every file holds keys from one end of the alphabet to the other.
-            no_file_stats=frozenset({"key"}),
         ),
         TableSpec(
             name="consumer_offsets",

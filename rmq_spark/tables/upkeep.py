@@ -10,6 +10,7 @@ it stands in are rewritten. So a table always holds exactly what building it fro
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.clock import Clock
-from rmq_spark.errors import ExistsError
+from rmq_spark.errors import CorruptDataError, ExistsError, UnsupportedVersionError
 from rmq_spark.storage.base import Storage
 from rmq_spark.tables import data_files
 from rmq_spark.tables.delta_actions import DELETED_FILES_KEPT_MS, LOG_KEPT_MS, DataFile, transaction
@@ -33,6 +34,8 @@ SMALL_ROWS: Final = 1024
 """Up to eight times this counts as one size, then sizes are eight times apart."""
 CHECKPOINT_EVERY: Final = 10
 """Versions between two checkpoints."""
+
+_log = logging.getLogger(__name__)
 
 Hold = Callable[[], None]
 """Called between steps: renews the lease, or raises when it is lost."""
@@ -155,28 +158,32 @@ def empty(delta: DeltaLog, clock: Clock) -> None:
         return
 
 
-def drop(delta: DeltaLog, clock: Clock) -> bool:
-    """Delete the table; whether there was one.
+def drop(delta: DeltaLog, clock: Clock, hold: Hold) -> bool:
+    """Delete the table, damaged or not; whether there was one.
 
     The table is emptied first. Whatever is left if this dies on the way is an empty table, or none.
     """
     storage, spec = delta.storage, delta.spec
-    there = delta.refresh() is not None
-    if there:
-        empty(delta, clock)
-        delta.write_checkpoint()
-        last = delta.snapshot.version if delta.snapshot else 0
-        keep = f"{last:020d}."
-        names = sorted(info.name for info in storage.list(delta.directory))
-        # The newest checkpoint goes last: until then it says, alone, that the table is empty.
-        for name in [name for name in names if not name.startswith(keep)]:
-            storage.delete(f"{delta.directory}/{name}")
-        for name in sorted((name for name in names if name.startswith(keep)), reverse=True):
-            storage.delete(f"{delta.directory}/{name}")
-        delta.snapshot = None
+    names = sorted(info.name for info in storage.list(delta.directory))
+    last = ""
+    try:
+        if delta.refresh() is not None:
+            empty(delta, clock)
+            delta.write_checkpoint()
+            last = f"{delta.snapshot.version:020d}." if delta.snapshot else ""
+            names = sorted(info.name for info in storage.list(delta.directory))
+    except (CorruptDataError, UnsupportedVersionError) as error:
+        _log.info("table %s is dropped although it cannot be read: %s", spec.name, error)
+    # The newest checkpoint goes last: until then it says, alone, that the table is empty.
+    final = sorted((name for name in names if last and name.startswith(last)), reverse=True)
+    for name in [*(name for name in names if name not in final), *final]:
+        hold()
+        storage.delete(f"{delta.directory}/{name}")
+    delta.snapshot = None
     for info in list(storage.list(spec.root)):
+        hold()
         storage.delete(f"{spec.root}/{info.name}")
-    return there
+    return bool(names)
 
 
 def delete_old_files(delta: DeltaLog, snapshot: Snapshot, now_ms: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from rmq_spark.client.store import Store
-from rmq_spark.clock import ManualClock
+from rmq_spark.clock import ManualClock, SystemClock
 from rmq_spark.log.expire import expire
 from rmq_spark.log.folds import ConsumerOffsets, Truncations
 from rmq_spark.log.message_batch import MessageBatch
@@ -39,6 +39,13 @@ SETTINGS = LogSettings(
 TOPICS = ("orders", "payments", "%RETRY%group", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "t" * 127)
 LEVELS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 Row = tuple[Any, ...]
+
+
+class RealClock(SystemClock):
+    """For stores that other processes use, too: its time goes by itself."""
+
+    def advance(self, seconds: float) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class Sample:
     """A store that grows, and a record of what went in."""
 
     store: Store
-    clock: ManualClock
+    clock: ManualClock | RealClock
     draw: random.Random
     sent: list[Sent] = field(default_factory=list)
     offsets: list[tuple[str, int, int, dict[str, Any]]] = field(default_factory=list)
@@ -82,9 +89,17 @@ class Sample:
     _number: int = 0
 
     @classmethod
-    def new(cls, seed: int, uri: str = "memory://", store: Store | None = None) -> Sample:
-        clock = ManualClock()
-        return cls(store or Store.create(uri, settings=SETTINGS, clock=clock), clock, random.Random(seed))
+    def new(
+        cls,
+        seed: int,
+        uri: str = "memory://",
+        *,
+        clock: ManualClock | RealClock | None = None,
+        options: dict[str, str] | None = None,
+    ) -> Sample:
+        clock = clock or ManualClock()
+        store = Store.create(uri, settings=SETTINGS, clock=clock, options=options)
+        return cls(store, clock, random.Random(seed))
 
     # ------------------------------------------------------------ growing
 

@@ -9,8 +9,13 @@ import pytest
 from sample_messages import HOUR_MS, SETTINGS, Sample, as_rows
 
 from rmq_spark.client.store import Store
-from rmq_spark.clock import ManualClock
-from rmq_spark.errors import CorruptDataError, FencedError, InvalidRequestError, PreconditionFailedError
+from rmq_spark.errors import (
+    CorruptDataError,
+    FencedError,
+    InvalidRequestError,
+    PreconditionFailedError,
+    UnsupportedVersionError,
+)
 from rmq_spark.storage.open import open_storage
 from rmq_spark.tables import engine, upkeep
 from rmq_spark.tables.delta_log import DeltaLog
@@ -128,6 +133,41 @@ def test_dropping_leaves_nothing_and_building_starts_anew() -> None:
         assert list(sample.store.storage.list(spec.root)) == []
         assert list(sample.store.storage.list(f"{spec.root}/_delta_log")) == []
     assert {status.mark for status in engine.status(sample.store)} == {None}
+    engine.reput(sample.store)
+    assert found(sample.store) == sample.expected()
+
+
+@pytest.mark.parametrize("damage", ["hole", "no beginning", "no JSON", "other columns", "deletion vectors", "newer"])
+def test_a_damaged_or_foreign_table_is_an_error_and_can_be_dropped(damage: str) -> None:
+    sample = Sample.new(21).grow(10)
+    engine.reput(sample.store, range_messages=20)
+    storage = sample.store.storage
+    log = "tables/index/_delta_log"
+    entries = sorted(info.name for info in storage.list(log) if info.name.endswith(".json"))
+    victim = entries[0] if damage != "hole" else entries[1]
+    data = storage.read(f"{log}/{victim}")
+    changes = {
+        "hole": None,
+        "no beginning": b'{"commitInfo":{}}',
+        "no JSON": b"{",
+        "other columns": data.replace(b"keyHash", b"keyHush"),
+        "deletion vectors": data.replace(b'"dataChange":true', b'"dataChange":true,"deletionVector":{"x":1}'),
+        "newer": data.replace(b'"minReaderVersion":1', b'"minReaderVersion":3'),
+    }
+    for name in [name for name in entries if damage == "no beginning"]:
+        storage.delete(f"{log}/{name}")
+    for info in list(storage.list(log)):
+        if "checkpoint" in info.name:
+            storage.delete(f"{log}/{info.name}")
+    storage.delete(f"{log}/{victim}")
+    changed = changes[damage]
+    if changed is not None:
+        storage.create_if_absent(f"{log}/{victim}", [changed])
+    for ask in (engine.status, engine.reput, lambda store: engine.read_table(store, "index")):
+        with pytest.raises((CorruptDataError, UnsupportedVersionError), match=r"drop|rebuild|no JSON"):
+            ask(sample.store)
+    assert engine.drop(sample.store) == list(TABLES)
+    assert list(storage.list("tables/index")) == []
     engine.reput(sample.store)
     assert found(sample.store) == sample.expected()
 
@@ -296,12 +336,10 @@ def test_a_handle_follows_a_table_that_was_dropped_and_built_anew() -> None:
 
 def test_a_store_on_disk_gives_the_same(tmp_path: object) -> None:
     uri = str(tmp_path)
-    clock = ManualClock()
-    sample = Sample.new(20, store=Store.create(f"{uri}/store", settings=SETTINGS, clock=clock))
-    sample.clock = clock
+    sample = Sample.new(20, f"{uri}/store")
     sample.grow(20).roll()
     sample.grow(10)
     engine.reput(sample.store, range_messages=100)
     assert found(sample.store) == sample.expected()
-    reopened = Store(open_storage(f"{uri}/store"), SETTINGS, clock, read_only=True)
+    reopened = Store(open_storage(f"{uri}/store"), SETTINGS, sample.clock, read_only=True)
     assert found(reopened) == sample.expected()
