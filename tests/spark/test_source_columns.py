@@ -187,7 +187,7 @@ def test_a_schema_without_columns_is_refused() -> None:
 def test_only_columns_that_are_never_null_may_be_called_so() -> None:
     """Spark's generated code would end in a NullPointerException."""
     may = {field.name for field in READ_SCHEMA if is_accepted(StructField(field.name, field.dataType, False))}
-    assert may == set("topic brokerName queueId queueOffset commitOffset msgId body storeTimestamp".split())
+    assert may == {"topic", "brokerName", "queueId", "queueOffset", "commitOffset", "msgId", "body", "storeTimestamp"}
 
 
 def is_accepted(field: StructField) -> bool:
