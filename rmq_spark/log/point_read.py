@@ -58,6 +58,17 @@ class Places:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """A log as it was at one look."""
+
+    sources: list[tuple[Source, I64]]
+    epoch: int
+    """The mark's number."""
+    starts: dict[tuple[str, int], int]
+    """First offset that is still held, of the queues that are known beforehand."""
+
+
 class _File:
     """What is kept of a file's metadata."""
 
@@ -107,44 +118,45 @@ class PointReader:
         """
         needed = tuple(dict.fromkeys((*columns, "topic", "queueId", "queueOffset", "commitOffset")))
         order = np.argsort(places.commit, kind="stable")
-        rows: list[pa.RecordBatch] = []
-        numbers: list[I64] = []
-        left = order
+        ordered = places.take(order)
         epoch = -1
         for look in range(_LOOKS):
-            sources, mark_epoch = self._locate(places.commit[left])
+            ground = self._look(ordered)
             try:
-                for source, at in sources:
-                    batch, found = self._read(source, places.take(left[at]), needed)
-                    rows.append(batch)
-                    numbers.append(left[at][found])
+                parts = [(*self._read(source, ordered.take(at), needed), at) for source, at in ground.sources]
                 break
             except NotFoundError as error:
-                if mark_epoch == epoch or look == _LOOKS - 1:
+                if ground.epoch == epoch or look == _LOOKS - 1:
                     raise CorruptDataError(
                         "a file of the log is missing or another one stands in its place", **error.context
                     ) from error
-                # Rolled or expired between the look and the read: look again, and begin anew.
-                epoch, left, rows, numbers = mark_epoch, order, [], []
-        if not rows:
+                epoch = ground.epoch  # rolled or expired between the look and the read: look again
+        if not parts:
             return _empty(columns)
-        whole = pa.Table.from_batches(rows).combine_chunks()
-        back = np.argsort(np.concatenate(numbers), kind="stable")
-        whole = self._visible(whole.take(pa.array(back))).select(list(columns))
-        return whole.to_batches()[0] if whole.num_rows else _empty(columns)
+        if len(parts) == 1 and len(parts[0][1]) == 1:
+            whole = parts[0][0]
+        else:
+            table = pa.Table.from_batches([batch for batch, _, _ in parts]).combine_chunks()
+            places_of = order[np.concatenate([at[found] for _, found, at in parts])]
+            [whole] = table.take(pa.array(np.argsort(places_of, kind="stable"))).combine_chunks().to_batches() or [
+                _empty(needed)
+            ]
+        return self._visible(whole, ground.starts).select(list(columns))
 
-    def _locate(self, offsets: I64) -> tuple[list[tuple[Source, I64]], int]:
-        """The files that hold the offsets, each with the numbers of those that it holds; and the mark's number."""
+    def _look(self, places: Places) -> _Ground:
+        """The files that hold the places now, each with the numbers of those that it holds."""
+        offsets = places.commit
 
-        def find(view: LogView) -> tuple[list[tuple[Source, I64]], int]:
+        def find(view: LogView) -> _Ground:
             mark, state = view.mark, view.state
             held = np.flatnonzero((offsets >= mark.log_start) & (offsets < state.offset))
             rolled = held[offsets[held] < mark.floor]
             found = []
-            ends = np.array([segment.end for segment in mark.segments], np.int64)
-            for number, at in _groups(np.searchsorted(ends, offsets[rolled], "right"), rolled):
-                segment = mark.segments[number]
-                found.append((segment_source(view.root, segment, segment.first, segment.end), at))
+            if len(rolled):
+                ends = np.array([segment.end for segment in mark.segments], np.int64)
+                for number, at in _groups(np.searchsorted(ends, offsets[rolled], "right"), rolled):
+                    segment = mark.segments[number]
+                    found.append((segment_source(view.root, segment, segment.first, segment.end), at))
             fresh = held[offsets[held] >= mark.floor]
             if len(fresh):
                 # A view on the array must not outlive the look: the array could not grow meanwhile.
@@ -154,7 +166,9 @@ class PointReader:
                 for number, at in _groups(numbers, fresh):
                     first, print_ = state.commits.firsts[number], state.commits.prints[number]
                     found.append((Source(first, first, paths.commit(view.root, first), "commit", print_), at))
-            return found, mark.epoch
+            queues = zip(places.topic or (), () if places.queue is None else places.queue.tolist(), strict=False)
+            starts = {queue: state.queues.bounds(*queue)[0] for queue in queues}
+            return _Ground(found, mark.epoch, starts)
 
         return self._log.look(find)
 
@@ -228,14 +242,16 @@ class PointReader:
         """The given rows, in their order."""
         meta = reading.file.meta
         blocks = np.searchsorted(meta.block_rows, rows, "right") - 1
-        wanted = np.unique(blocks).tolist()
+        wanted = sorted(set(blocks.tolist()))
         reader = FileReader(self._log.storage, meta)
         settled = meta.kind == "segment"
         stored = [name for name in columns if name != "brokerName" and (settled or name not in _DERIVED)]
         batches, numbers = [], []
         for block, batch in reader.read_blocks(wanted, stored):
             at = np.flatnonzero(blocks == block)
-            batches.append(reading.finish(batch.take(pa.array(rows[at] - meta.block_rows[block])), rows[at], columns))
+            inside = rows[at] - meta.block_rows[block]
+            chosen = batch.slice(int(inside[0]), 1) if len(at) == 1 else batch.take(pa.array(inside))
+            batches.append(reading.finish(chosen, rows[at], columns))
             numbers.append(at)
         self.bytes_read += reader.bytes_read
         if len(batches) == 1:
@@ -243,16 +259,17 @@ class PointReader:
         [whole] = pa.Table.from_batches(batches).combine_chunks().to_batches()
         return whole.take(pa.array(np.argsort(np.concatenate(numbers))))
 
-    def _visible(self, messages: pa.Table) -> pa.Table:
+    def _visible(self, messages: pa.RecordBatch, starts: dict[tuple[str, int], int]) -> pa.RecordBatch:
         """Those that their queues still hold: a deleted topic's messages stay in their files for a while."""
-        topics, queues, offsets = (messages[name].to_pylist() for name in ("topic", "queueId", "queueOffset"))
+        topics, queues, offsets = (messages.column(name).to_pylist() for name in ("topic", "queueId", "queueOffset"))
         places = list(zip(topics, queues, strict=True))
+        if not starts.keys() >= set(places):
 
-        def bounds(view: LogView) -> dict[tuple[str, int], int]:
-            return {place: view.state.queues.bounds(*place)[0] for place in dict.fromkeys(places)}
+            def bounds(view: LogView) -> dict[tuple[str, int], int]:
+                return {place: view.state.queues.bounds(*place)[0] for place in dict.fromkeys(places)}
 
-        firsts = self._log.look(bounds)
-        keep = [offset >= firsts[place] for place, offset in zip(places, offsets, strict=True)]
+            starts = self._log.look(bounds)
+        keep = [offset >= starts[place] for place, offset in zip(places, offsets, strict=True)]
         return messages if all(keep) else messages.filter(pa.array(keep))
 
     def _file(self, path: str, kind: str, print_: int) -> _File:
@@ -309,6 +326,8 @@ class _Reading:
 
 def _groups(numbers: I64, rows: I64) -> list[tuple[int, I64]]:
     """Rows by the number that they have; numbers rise or are few."""
+    if len(numbers) == 1:
+        return [(int(numbers[0]), rows)]
     return [(number, rows[numbers == number]) for number in np.unique(numbers).tolist()]
 
 

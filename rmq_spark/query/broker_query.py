@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmq_spark.log import scan, schema
 from rmq_spark.log.point_read import Places, PointReader
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from rmq_spark.log.view import LogView
 
 I64 = npt.NDArray[np.int64]
-BOOL = npt.NDArray[np.bool_]
 
 _FIRST_SOURCES: Final = 8
 _PLACE_COLUMNS: Final = ("topic", "queueId", "queueOffset", "commitOffset", "sysFlag", "storeTimestamp")
@@ -142,7 +140,7 @@ class BrokerQuery:
                 skip_expired=True,
             )
             batch = _newest_first(self._log.scan(query, stats.scan))
-            batch = batch.filter(pa.array(self._matches(batch, asked)))
+            batch = self._matching(batch, asked)
             if batch.num_rows:
                 yield batch
 
@@ -156,29 +154,25 @@ class BrokerQuery:
         places = Places(hits.commit, hits.topic, hits.queue, hits.offset)
         for at in range(0, len(rows), limit):
             batch = self.fetch(places.take(rows[at : at + limit]), stats)
-            batch = batch.filter(pa.array(self._matches(batch, asked)))
+            batch = self._matching(batch, asked)
             if batch.num_rows:
                 yield batch
 
-    def _matches(self, batch: pa.RecordBatch, asked: Asked) -> BOOL:
-        """Which messages are what was asked for, whatever led to them."""
-        mask = kernel.is_indexed(batch.column("sysFlag").fill_null(0).to_numpy(zero_copy_only=False))
-        if asked.by_id:
-            mask = mask & _bools(pc.equal(batch.column("msgId"), asked.text))
-        else:
-            keys = batch.column("keys").to_pylist()
-            mask = mask & np.array([asked.text in (text or "").split(" ") for text in keys], np.bool_)
-        topics = batch.column("topic").to_pylist()
-        if asked.topic is not None:
-            mask = mask & np.array([topic == asked.topic for topic in topics], np.bool_)
-        else:
-            mask = mask & np.array([kernel.has_rows(topic) for topic in topics], np.bool_)
-        times = batch.column("storeTimestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
-        if asked.from_ms is not None:
-            mask = mask & (times >= asked.from_ms)
-        if asked.to_ms is not None:
-            mask = mask & (times < asked.to_ms)
-        return mask
+    def _matching(self, batch: pa.RecordBatch, asked: Asked) -> pa.RecordBatch:
+        """The messages that are what was asked for, whatever led to them; they are few, and compared one by one."""
+        names = ("topic", "msgId" if asked.by_id else "keys")
+        times = batch.column("storeTimestamp").cast(pa.int64()).to_pylist()
+        rows = zip(*(batch.column(name).to_pylist() for name in names), times, strict=True)
+        flags = kernel.is_indexed(np.array(batch.column("sysFlag").to_pylist(), np.int32)).tolist()
+        keep = [
+            indexed
+            and (topic == asked.topic if asked.topic is not None else kernel.has_rows(topic))
+            and (text == asked.text if asked.by_id else asked.text in (text or "").split(" "))
+            and (asked.from_ms is None or store_ms >= asked.from_ms)
+            and (asked.to_ms is None or store_ms < asked.to_ms)
+            for indexed, (topic, text, store_ms) in zip(flags, rows, strict=True)
+        ]
+        return batch if all(keep) else batch.filter(pa.array(keep))
 
     # ------------------------------------------------------------ queues and times
 
@@ -280,7 +274,3 @@ def _none(kinds: pa.Schema) -> pa.RecordBatch:
 
 def _count(batches: Sequence[pa.RecordBatch]) -> int:
     return sum(batch.num_rows for batch in batches)
-
-
-def _bools(values: pa.BooleanArray) -> BOOL:
-    return np.asarray(values.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)

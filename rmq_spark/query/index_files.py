@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rmq_spark.errors import CorruptDataError
@@ -161,11 +160,7 @@ class IndexFiles:
             stats.files += 1
             for value in wanted:
                 for group in footer.groups_with(value):
-                    rows = self._rows_with(footer, group, value, stats)
-                    if len(rows):
-                        places = self._decoded(footer, group, _PLACES, stats).take(pa.array(rows))
-                        mine = pc.is_in(places["topic"], pa.array(sorted(hashes[value])))
-                        found.append(places.filter(mine))
+                    found += self._hits(footer, group, value, hashes[value], stats)
         if not found:
             none = np.empty(0, np.int64)
             return IndexHits(none, none, none, ())
@@ -173,15 +168,27 @@ class IndexFiles:
         commit, queue, offset = (table[name].to_numpy().astype(np.int64) for name in _PLACES[1:])
         return IndexHits(commit, queue, offset, tuple(table["topic"].to_pylist()))
 
-    def _rows_with(self, footer: _Footer, group: int, value: int, stats: LookupStats) -> I64:
+    def _hits(self, footer: _Footer, group: int, value: int, topics: set[str], stats: LookupStats) -> list[pa.Table]:
+        rows = self._rows_with(footer, group, value, stats)
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        if not count:
+            return []
+        places = self._decoded(footer, group, _PLACES, stats)
+        places = places.slice(rows.start, count) if isinstance(rows, slice) else places.take(pa.array(rows))
+        # Other topics have keys with this hash, too, now and then.
+        mine = [topic in topics for topic in places["topic"].to_pylist()]
+        return [places if all(mine) else places.filter(pa.array(mine))]
+
+    def _rows_with(self, footer: _Footer, group: int, value: int, stats: LookupStats) -> slice | I64:
+        """Rows of a row group that have the hash; a slice where they lie together."""
         stats.row_groups += 1
         hashes = self._plain_hashes(footer, group, stats)
         if hashes is None:
             hashes = self._decoded(footer, group, ("keyHash",), stats)["keyHash"].to_numpy()
         if not footer.in_order[group]:
             return np.flatnonzero(hashes == value)
-        low, high = np.searchsorted(hashes, [value, value + 1])
-        return np.arange(low, high)
+        low = int(np.searchsorted(hashes, value))
+        return slice(low, low + int(np.searchsorted(hashes[low:], value, "right")))
 
     def _plain_hashes(self, footer: _Footer, group: int, stats: LookupStats) -> I32 | None:
         """The hashes of a row group if they lie in one page as they are; else None."""

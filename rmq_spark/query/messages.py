@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.client.compression import decompress
-from rmq_spark.client.store import Store
+from rmq_spark.client.store import DEFAULT_BROKER, Store
 from rmq_spark.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from rmq_spark.log import schema
+from rmq_spark.log.folds import TopicConfigs
 from rmq_spark.log.point_read import Places
 from rmq_spark.model import names
 from rmq_spark.model.message_id import parse_offset_id
@@ -34,6 +35,9 @@ from rmq_spark.tables.schemas import TABLES
 
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
+
+if TYPE_CHECKING:
+    from rmq_spark.log.view import LogView
 
 LIMIT: Final = 64
 """How many messages a query returns at most: RocketMQ's `maxMsgsNumBatch`."""
@@ -161,18 +165,22 @@ class MessageQuery:
         Raises:
             NotFoundError: nobody knows the topic, or the broker.
         """
-        known = self._store.brokers()
+
+        def configured(view: LogView) -> tuple[set[str], dict[str, Any] | None]:
+            topics = view.state.fold(TopicConfigs)
+            return {DEFAULT_BROKER} | topics.brokers, topics.configs.get(topic or "")
+
+        known, config = self._store.nameserver.look(configured)
         if broker is not None and broker not in known:
-            raise NotFoundError("no such broker", broker=broker, known=known)
+            raise NotFoundError("no such broker", broker=broker, known=sorted(known))
         if topic is None:
-            return [broker] if broker is not None else known
+            return [broker] if broker is not None else sorted(known)
         names.check_topic(topic)
-        found = self._store.find_topic(topic)
-        if found is not None:
-            places = sorted(found.queues)
+        if config is not None:
+            places = sorted(config["queues"])
         else:
             # Topics of the engine and of consumer groups are configured nowhere; they are where their messages are.
-            places = [name for name in known if self._on(name).has(topic)]
+            places = [name for name in sorted(known) if self._on(name).has(topic)]
             if not places:
                 raise NotFoundError("no such topic", topic=topic)
         return [name for name in places if broker in (None, name)]

@@ -84,27 +84,27 @@ def check(
 
 
 @pytest.mark.parametrize("how", BUILDS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_answers_equal_a_look_at_every_message(seed: int, how: str) -> None:
     draw = random.Random(seed)
     sample = Sample.new(seed).grow(30)
     query = MessageQuery(sample.store)  # one that lives through all of it
     build(sample, how)
-    check(sample, query, draw, 12)
+    check(sample, query, draw, 6)
     sample.grow(10)
-    check(sample, query, draw, 12)
+    check(sample, query, draw, 6)
     sample.roll()
-    check(sample, query, draw, 12)
+    check(sample, query, draw, 6)
     sample.grow(20)
     sample.delete_topic("orders")
     sample.grow(3)
-    check(sample, query, draw, 12)
+    check(sample, query, draw, 6)
     sample.roll()
     assert sample.expire() > 0
-    check(sample, query, draw, 12)
-    check(sample, MessageQuery(sample.store), draw, 12)
+    check(sample, query, draw, 6)
+    check(sample, MessageQuery(sample.store), draw, 6)
     engine.reput(sample.store)
-    check(sample, query, draw, 12)
+    check(sample, query, draw, 6)
 
 
 def test_several_brokers_are_asked() -> None:
