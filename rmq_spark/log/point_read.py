@@ -143,6 +143,17 @@ class PointReader:
             ]
         return self._visible(whole, ground.starts).select(list(columns))
 
+    def offset_before(self, source: Source, ms: int) -> int:
+        """A log offset that no message of a segment stored before `ms` reaches; near the first that does not fit.
+
+        Raises:
+            NotFoundError: the file is gone: look again where the range is.
+            CorruptDataError: it is damaged.
+        """
+        bounds = self._file(source.path, source.kind, source.print_).meta.block_bounds
+        early = bounds[bounds[:, 2] < ms]
+        return int(early[:, 1].max()) + 1 if len(early) else source.first
+
     def _look(self, places: Places) -> _Ground:
         """The files that hold the places now, each with the numbers of those that it holds."""
         offsets = places.commit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rmq_spark.errors import NotFoundError
 from rmq_spark.log import scan, schema
 from rmq_spark.log.point_read import Places, PointReader
 from rmq_spark.log.run_table import RunIndex
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 I64 = npt.NDArray[np.int64]
 
 _FIRST_SOURCES: Final = 8
+_FIRST_WINDOW: Final = 8192
 _PLACE_COLUMNS: Final = ("topic", "queueId", "queueOffset", "commitOffset", "sysFlag", "storeTimestamp")
 
 
@@ -210,30 +213,47 @@ class BrokerQuery:
         self, topic: str, from_ms: int | None, to_ms: int | None, limit: int, stats: QueryStats
     ) -> pa.RecordBatch:
         """The last messages of a topic in a time range."""
-
-        def sources(view: LogView) -> list[scan.Source]:
-            query = scan.Query(from_ms=from_ms, to_ms=to_ms)
-            return scan.plan(view, query, scan.ScanStats()).sources
-
-        left = self._log.look(sources)
         found: list[pa.RecordBatch] = []
-        # A time range is a range of the log: read it from its end, more at a time the longer it takes.
-        step = _FIRST_SOURCES
-        while left and _count(found) < limit:
-            part = left[-step:] if left[-1].kind == "commit" else left[-1:]
-            del left[-len(part) :]
-            step *= 2
+        for first, last in self._time_windows(from_ms, to_ms):
             query = scan.Query(
                 topics=frozenset((topic,)),
-                start=part[0].first,
-                end=part[-1].end,
+                start=first,
+                end=last,
                 from_ms=from_ms,
                 to_ms=to_ms,
                 columns=_PLACE_COLUMNS,
                 skip_expired=True,
             )
             found += self._queued(query, limit - _count(found), stats)
+            if _count(found) >= limit:
+                break
         return _joined(found)
+
+    def _time_windows(self, from_ms: int | None, to_ms: int | None) -> Iterator[tuple[int, int]]:
+        """Log ranges that hold what was stored in a time range, newest first, and larger the longer it takes."""
+
+        def sources(view: LogView) -> list[scan.Source]:
+            query = scan.Query(from_ms=from_ms, to_ms=to_ms)
+            return scan.plan(view, query, scan.ScanStats()).sources
+
+        left = self._log.look(sources)
+        step, window = _FIRST_SOURCES, _FIRST_WINDOW
+        while left:
+            if left[-1].kind == "commit":
+                part = [source for source in left[-step:] if source.kind == "commit"]
+                del left[-len(part) :]
+                step *= 2
+                yield part[0].first, part[-1].end
+                continue
+            segment = left.pop()
+            end = segment.end
+            if to_ms is not None:
+                with suppress(NotFoundError):  # merged or expired: then its range is read from its end
+                    end = min(end, self._points.offset_before(segment, to_ms))
+            while end > segment.first:
+                start = max(segment.first, end - window)
+                yield start, end
+                end, window = start, window * 4
 
     def _queued(self, query: scan.Query, limit: int, stats: QueryStats) -> list[pa.RecordBatch]:
         """The last messages that a query of places gives, of those that consumers see; newest first."""
