@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # Spark looks sources up, and runs tasks, with this interpreter; the default is the first python3 of the path.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     folder = tmp_path_factory.mktemp("spark")
+    os.environ["SPARK_HOME"] = str(_spark_home(folder / "home"))
     settings = {
         "spark.driver.memory": "1g",
         "spark.local.dir": str(folder / "local"),
@@ -38,6 +40,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = builder.config(map=settings).getOrCreate()
     yield session
     session.stop()
+
+
+def _spark_home(folder: Path) -> Path:
+    """Spark's programs without `python/lib/pyspark.zip`, which it puts before the installed pyspark.
+
+    An archive holds no compiled modules: every Python process that Spark starts would compile them anew, for over a
+    second of each start of a stream.
+    """
+    import pyspark
+
+    folder.mkdir()
+    for name in ("bin", "jars"):
+        (folder / name).symlink_to(Path(pyspark.__file__).parent / name)
+    return folder
 
 
 @pytest.fixture(scope="session")
