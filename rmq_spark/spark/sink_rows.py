@@ -36,7 +36,8 @@ BAD_PROPERTIES_BYTES_MAX: Final = 16_384
 
 _RESERVED: Final = pa.array(sorted(properties.RESERVED), pa.string())
 _TEXTS: Final = ("topic", "tags", "keys", "shardingKey")
-_HEX: Final = np.array([f"{value:04X}".encode() for value in range(65_536)], "S4").view(np.uint32)
+_DIGITS: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+_HEX: Final = _DIGITS[np.arange(65_536)[:, None] >> np.array([12, 8, 4, 0]) & 15].view(np.uint32).ravel()
 """Four hex digits for each 16-bit number, as one word."""
 
 
