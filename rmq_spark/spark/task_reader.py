@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _log.setLevel(logging.INFO)
 
 
-class _Files:
+class LogFiles:
     """A log as a task knows it: where it is. Opened only when a file has moved."""
 
     def __init__(self, storage: Storage, broker: str) -> None:
@@ -66,7 +66,7 @@ def read_task(
         DataExpiredError: retention deleted some of them meanwhile, and `failOnDataLoss` is true.
         CorruptDataError: a file is damaged.
     """
-    files = _Files(_storage(options.store, tuple(sorted(options.storage_options.items()))), task.broker)
+    files = LogFiles(_storage(options.store, tuple(sorted(options.storage_options.items()))), task.broker)
     stats = scan.ScanStats()
     query = _query(options, shape, task, from_ms, to_ms)
     planned = scan.Plan(query, list(task.sources), 0, {}, stats)

@@ -22,7 +22,7 @@ LAYERS = {
     "storage": 2, "log": 2,
     "client": 4, "tables": 4, "query": 4,
     "spark": 5, "cli": 5, "demo": 5,
-    "demo_spark": 6,
+    "demo_spark": 6, "jobs": 6,
 }
 # fmt: on
 """Part of the package -> its layer; a part may import lower layers. Layer 3, the messaging rules, is to come."""
@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "cli": CORE | {"typer", "rich", "click"},
     "demo": CORE | {"rich"},
     "demo_spark": {"pyspark"},
+    "jobs": {"pyspark"},
 }
 """Packages from outside, by part. Only the Spark source imports pyspark; nothing imports grpc yet."""
 

@@ -1,0 +1,135 @@
+"""`jobs/reput.py`, `jobs/rebuild.py` and `jobs/consumer_offsets.py`: advance the tables, or make them anew."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmq_spark.cli.output import Output
+from rmq_spark.errors import InvalidRequestError
+from rmq_spark.jobs.following import MESSAGES, OFFSETS, follow
+from rmq_spark.jobs.job import Job
+from rmq_spark.spark import table_engine
+from rmq_spark.spark.table_tasks import PART_MESSAGES, Place
+from rmq_spark.tables import engine
+from rmq_spark.tables.engine import ReputResult
+from rmq_spark.tables.schemas import TABLES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rmq_spark.client.store import Store
+
+_LEASE_S = 60.0
+
+
+def _job(name: str, purpose: str, examples: Sequence[str]) -> Job:
+    job = Job(name, purpose, examples, paced="go on whenever messages come in")
+    add = job.parser.add_argument
+    add("--broker", action="append", metavar="NAME", help="only this broker's log; may be repeated")
+    add("--writer", choices=table_engine.WRITERS, default="files", help="tasks write the files, or delta-spark does")
+    add("--delta-jars", metavar="DIR", type=Path, help="writer delta: where its jars are, if spark-submit has none")
+    add("--part-messages", metavar="N", type=int, default=PART_MESSAGES, help="messages that a task reads")
+    add("--wait", metavar="SECONDS", type=float, help="wait so long for another engine; 0 once, 60 continuously")
+    add("--checkpoint", metavar="URI", help="continuous: where Spark remembers what it has seen")
+    return job
+
+
+def reput(arguments: Sequence[str] | None = None) -> int:
+    """Bring the tables to the end of the logs; returns the exit code."""
+    job = _job(
+        "reput",
+        "Bring the tables consumequeue, index and consumer_offsets to the end of the logs.",
+        [
+            "--store /var/lib/rmq --once",
+            "--store hdfs://namenode/rmq --table index --once",
+            "--store /var/lib/rmq --continuous --checkpoint /var/lib/rmq-jobs/reput",
+        ],
+    )
+    job.parser.add_argument("--table", action="append", choices=tuple(TABLES), help="only this one; may be repeated")
+    return job.run(lambda given: _advance(job, given, tuple(given.table or TABLES)), arguments)
+
+
+def consumer_offsets(arguments: Sequence[str] | None = None) -> int:
+    """Bring the table of consumer offsets to the end of the logs; returns the exit code."""
+    job = _job(
+        "consumer_offsets",
+        "Bring the table consumer_offsets to the end of the logs.",
+        [
+            "--store /var/lib/rmq --once",
+            "--store /var/lib/rmq --continuous --checkpoint /var/lib/rmq-jobs/offsets",
+        ],
+    )
+    return job.run(lambda given: _advance(job, given, ("consumer_offsets",)), arguments)
+
+
+def rebuild(arguments: Sequence[str] | None = None) -> int:
+    """Empty the tables and fill them from the logs; returns the exit code."""
+    job = _job(
+        "rebuild",
+        "Empty the tables and fill them from the logs. Queries stay complete meanwhile, only slower.",
+        ["--store /var/lib/rmq", "--store /var/lib/rmq --table index"],
+    )
+    job.parser.add_argument("--table", action="append", choices=tuple(TABLES), help="only this one; may be repeated")
+
+    def work(given: argparse.Namespace) -> None:
+        if given.continuous:
+            raise InvalidRequestError("a rebuild ends; run reput.py --continuous after it")
+        tables = tuple(given.table or TABLES)
+        with job.open(given) as store:
+            spark = job.session(delta=given.writer == "delta", delta_jars=given.delta_jars)
+            engine.empty(store, tables=tables, wait_s=given.wait or 0.0)
+            _show(job, given, _step(job, given, spark, store, tables))
+
+    return job.run(work, arguments)
+
+
+def _advance(job: Job, given: argparse.Namespace, tables: Sequence[str]) -> None:
+    if given.continuous and not given.checkpoint:
+        raise InvalidRequestError("--continuous needs --checkpoint: a directory of its own, not in the store")
+    with job.open(given) as store:
+        spark = job.session(delta=given.writer == "delta", delta_jars=given.delta_jars)
+        if not given.continuous:
+            _show(job, given, _step(job, given, spark, store, tables))
+            return
+
+        def step() -> None:
+            done = _step(job, given, spark, store, tables)
+            if done.messages:
+                _show(job, given, done)
+
+        news = [OFFSETS] if tuple(tables) == ("consumer_offsets",) else [MESSAGES, OFFSETS]
+        follow(
+            spark,
+            job.place(given),
+            news,
+            checkpoint=given.checkpoint,
+            interval_s=given.interval,
+            step=step,
+            stopping=job.stopping,
+        )
+        job.say("stopped")
+
+
+def _step(job: Job, given: argparse.Namespace, spark: SparkSession, store: Store, tables: Sequence[str]) -> ReputResult:
+    place: Place = job.place(given)
+    wait_s = given.wait if given.wait is not None else _LEASE_S if given.continuous else 0.0
+    return table_engine.reput(
+        spark,
+        store,
+        place=place,
+        brokers=given.broker,
+        tables=tables,
+        writer=given.writer,
+        part_messages=given.part_messages,
+        wait_s=wait_s,
+        progress=job.progress("messages"),
+    )
+
+
+def _show(job: Job, given: argparse.Namespace, done: ReputResult) -> None:
+    rows = ", ".join(f"{count:,} into {name}" for name, count in done.rows.items())
+    document = {"messages": done.messages, "ranges": done.ranges, "rows": done.rows}
+    Output(json=given.json).result(document, f"{done.messages:,} messages; rows: {rows}")
