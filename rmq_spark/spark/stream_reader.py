@@ -115,6 +115,8 @@ class _Planner:
         self._waiting_since = self._clock.elapsed_ns()
         self._starts: tuple[str, QueueStarts] | None = None
         self._progress = GroupProgress(self._store, options.consumer_group) if options.consumer_group else None
+        self._has_begun = False
+        """Whether this run of the query has looked for new messages yet."""
 
     def close(self) -> None:
         self._store.close()
@@ -142,6 +144,11 @@ class _Planner:
         """The end of the next batch; `start` itself when there is nothing to read (or too little to bother)."""
         ends = self._ends or {broker: cursor.end() for broker, cursor in self.cursors().items()}
         begin = self._counted(start, ends)
+        if not self._has_begun:
+            self._has_begun = True
+            if not start.is_new:
+                # A driver that died after its last batch may not have noted it; Spark tells only with the next one.
+                self.commit(start)
         backlog = {broker: max(0, end.seen - begin.position(broker).seen) for broker, end in ends.items()}
         total = sum(backlog.values())
         if start.is_new and not total:
