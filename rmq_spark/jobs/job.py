@@ -202,7 +202,8 @@ class Job:
         return show
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
+    """An argument that is a number above zero."""
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError("must be more than zero")

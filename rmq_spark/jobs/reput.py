@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 from rmq_spark.cli.output import Output
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.jobs.following import MESSAGES, OFFSETS, follow
-from rmq_spark.jobs.job import Job
+from rmq_spark.jobs.job import Job, positive
 from rmq_spark.spark import table_engine
 from rmq_spark.spark.table_tasks import PART_MESSAGES, Place
 from rmq_spark.tables import engine
 from rmq_spark.tables.engine import ReputResult
+from rmq_spark.tables.lease import LEASE_MS
 from rmq_spark.tables.schemas import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rmq_spark.client.store import Store
-
-_LEASE_S = 60.0
 
 
 def _job(name: str, purpose: str, examples: Sequence[str]) -> Job:
@@ -32,7 +31,8 @@ def _job(name: str, purpose: str, examples: Sequence[str]) -> Job:
     add("--writer", choices=table_engine.WRITERS, default="files", help="tasks write the files, or delta-spark does")
     add("--delta-jars", metavar="DIR", type=Path, help="writer delta: where its jars are, if spark-submit has none")
     add("--part-messages", metavar="N", type=int, default=PART_MESSAGES, help="messages that a task reads")
-    add("--wait", metavar="SECONDS", type=float, help="wait so long for another engine; 0 once, 60 continuously")
+    add("--wait", metavar="SECONDS", type=float, help="wait so long for another engine; 0, or --lease")
+    add("--lease", metavar="SECONDS", type=positive, default=LEASE_MS / 1000, help="others wait so long after a crash")
     add("--checkpoint", metavar="URI", help="continuous: where Spark remembers what it has seen")
     return job
 
@@ -80,7 +80,7 @@ def rebuild(arguments: Sequence[str] | None = None) -> int:
         tables = tuple(given.table or TABLES)
         with job.open(given) as store:
             spark = job.session(delta=given.writer == "delta", delta_jars=given.delta_jars)
-            engine.empty(store, tables=tables, wait_s=given.wait or 0.0)
+            engine.empty(store, tables=tables, wait_s=given.wait or 0.0, lease_ms=int(given.lease * 1000))
             _show(job, given, _step(job, given, spark, store, tables))
 
     return job.run(work, arguments)
@@ -115,7 +115,7 @@ def _advance(job: Job, given: argparse.Namespace, tables: Sequence[str]) -> None
 
 def _step(job: Job, given: argparse.Namespace, spark: SparkSession, store: Store, tables: Sequence[str]) -> ReputResult:
     place: Place = job.place(given)
-    wait_s = given.wait if given.wait is not None else _LEASE_S if given.continuous else 0.0
+    wait_s = given.wait if given.wait is not None else given.lease if given.continuous else 0.0
     return table_engine.reput(
         spark,
         store,
@@ -125,6 +125,7 @@ def _step(job: Job, given: argparse.Namespace, spark: SparkSession, store: Store
         writer=given.writer,
         part_messages=given.part_messages,
         wait_s=wait_s,
+        lease_ms=int(given.lease * 1000),
         progress=job.progress("messages"),
     )
 

@@ -43,8 +43,14 @@ PARTS_PER_CORE: Final = 2
 DELTA_SETTINGS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
 }
-"""What a session needs, beside Delta's jars, for the writer `delta`; conf/spark-delta.conf has the same."""
+"""What a session needs, beside Delta's jars, for the writer `delta`; conf/spark-delta.conf has the same.
+
+The last two keep Hadoop from writing hidden check-sum files on local disks: those of a table that was dropped would
+make Spark take files of the same names in its successor for damaged.
+"""
 
 # How delta-spark shall write: times as other engines read them, row groups small enough for look-ups.
 _WRITE_SETTINGS: Final = {
@@ -260,7 +266,7 @@ class _Broker:
         app_id = spec.app_id(self.ranges.broker)
         writing = rows.write.format("delta").mode("append").option("compression", "zstd")
         writing = writing.option("txnAppId", app_id).option("txnVersion", current.end)
-        writing.save(f"{table_uri(self._place.uri, self._store)}/{spec.root}")
+        writing.save(f"{_hadoop_uri(self._store)}/{spec.root}")
         snapshot = delta.refresh()
         mark = snapshot.mark(spec, self.ranges.broker) if snapshot else None
         if snapshot is None or mark != current.end:
@@ -268,20 +274,22 @@ class _Broker:
         return sum(file.rows or 0 for path, file in snapshot.files.items() if path not in before)
 
 
-def table_uri(uri: str, store: Store) -> str:
+def _hadoop_uri(store: Store) -> str:
     """The store as Hadoop's file systems name it."""
+    uri = store.storage.uri.rstrip("/")
     if uri.startswith(("s3://", "gs://", "az://")):
         raise InvalidRequestError(
             "delta-spark reaches object stores by Hadoop's own connectors; use the writer `files`", store=uri
         )
-    return store.storage.uri.rstrip("/")
+    return uri
 
 
 def _check_delta(spark: SparkSession) -> None:
     for name, value in DELTA_SETTINGS.items():
-        if value not in (spark.conf.get(name, "") or ""):
+        if value not in spark.sparkContext.getConf().get(name, ""):
             raise InvalidRequestError(
-                "this session has no delta-spark; see docs/tables.md, or use the writer `files`", setting=name
+                "this session is not set up for delta-spark; see conf/spark-delta.conf, or use the writer `files`",
+                setting=name,
             )
 
 

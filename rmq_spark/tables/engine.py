@@ -23,15 +23,13 @@ from typing import Final
 import pyarrow as pa
 
 from rmq_spark.client.store import Store
-from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, InvalidRequestError, NotFoundError
-from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.errors import CorruptDataError, DataExpiredError, InvalidRequestError, NotFoundError
 from rmq_spark.log.folds import Lease, TableLeases
-from rmq_spark.log.view import LogView
-from rmq_spark.storage import paths
 from rmq_spark.tables import data_files, upkeep
-from rmq_spark.tables.delta_actions import DataFile, transaction
-from rmq_spark.tables.delta_log import DeltaLog, check_mark
+from rmq_spark.tables.delta_actions import DataFile
+from rmq_spark.tables.delta_log import DeltaLog
 from rmq_spark.tables.lease import LEASE_MS, TableLease
+from rmq_spark.tables.log_ranges import LogRange, LogRanges, OvertakenError
 from rmq_spark.tables.range_rows import RangeRows
 from rmq_spark.tables.schemas import TABLES, spec_of
 
@@ -225,40 +223,21 @@ def read_table(store: Store, table: str, columns: Sequence[str] | None = None) -
     raise AssertionError("unreachable")
 
 
-class OvertakenError(Exception):
-    """A table's mark is not the one that rows were made for."""
-
-
-@dataclass(slots=True)
-class _Range:
-    """A log range on its way into tables."""
-
-    start: int
-    end: int
-    marks: dict[str, int | None]
-    """By table that it enters: the mark that must be there."""
-    rows: dict[str, pa.Table] = field(default_factory=dict)
-
-
 class _Broker:
     """Advances tables along one broker's log."""
 
     def __init__(self, store: Store, broker: str, tables: Sequence[str], lease: TableLease) -> None:
         self._store = store
-        self._name = broker
-        self._log: CommitLog = store.log(broker)
+        self._ranges = LogRanges(store, broker, tables)
         self._lease = lease
-        self._rows = RangeRows(self._log)
-        self._deltas = {name: DeltaLog(store.storage, TABLES[name]) for name in tables}
+        self._rows = RangeRows(self._ranges.log)
         self._end = 0
 
     def plan(self, end: int | None) -> int:
         """Fix where to stop; returns how many messages there are to enter."""
-        last = self._log.look(lambda view: view.state.offset)
+        _, last = self._ranges.bounds()
         self._end = last if end is None else min(end, last)
-        marks = self._marks()
-        start = self._log.look(lambda view: view.mark.log_start)
-        return max(0, self._end - max(start, min(mark or 0 for mark in marks.values())))
+        return self._ranges.behind(self._end)
 
     def run(self, range_messages: int, result: ReputResult, progress: Callable[[int], None]) -> None:
         """Advance to where `plan` said."""
@@ -270,15 +249,15 @@ class _Broker:
         self, writer: ThreadPoolExecutor, range_messages: int, result: ReputResult, progress: Callable[[int], None]
     ) -> bool:
         """Go on from the tables' marks; False if somebody, or retention, came between: then read the marks again."""
-        marks = self._marks()
+        marks = self._ranges.marks()
         under_way: Future[dict[str, int]] | None = None
-        current: _Range | None = None
+        current: LogRange | None = None
         try:
             while True:
                 self._lease.hold()
-                following = self._next(marks, range_messages)
+                following = self._ranges.following(marks, self._end, range_messages)
                 if following is not None:
-                    following.rows = self._rows.make(following.start, following.end, following.marks)
+                    rows = self._rows.make(following.start, following.end, following.marks)
                 if under_way is not None and current is not None:
                     landed = under_way.result()
                     under_way = None
@@ -288,87 +267,33 @@ class _Broker:
                     return True
                 current = following
                 marks.update(dict.fromkeys(current.marks, current.end))
-                under_way = writer.submit(self._write, current)
+                under_way = writer.submit(self._write, current, rows)
         except (OvertakenError, DataExpiredError) as error:
-            _log.info("the tables of %s go on from their newest marks: %s", self._name, error)
+            _log.info("the tables of %s go on from their newest marks: %s", self._ranges.broker, error)
             return False
         finally:
             if under_way is not None:
                 under_way.exception()  # whatever ended us: the thread must not go on behind our back
 
-    def _marks(self) -> dict[str, int | None]:
-        """The tables' marks as they are now.
-
-        Raises:
-            CorruptDataError: a table is ahead of its log.
-        """
-        marks: dict[str, int | None] = {}
-        for name, delta in self._deltas.items():
-            snapshot = delta.refresh()
-            marks[name] = snapshot.mark(delta.spec, self._name) if snapshot else None
-        end = self._log.look(lambda view: view.state.offset)
-        for name, mark in marks.items():
-            check_mark(name, self._name, mark, end)
-        return marks
-
-    def _next(self, marks: dict[str, int | None], range_messages: int) -> _Range | None:
-        log_start = self._log.look(lambda view: view.mark.log_start)
-        starts = {name: max(mark or 0, log_start) for name, mark in marks.items()}
-        start = min(starts.values())
-        if start >= self._end:
-            return None
-        stops = [stop for stop in starts.values() if stop > start]
-        end = min([self._end, start + range_messages, *stops])
-        return _Range(start, end, {name: marks[name] for name, at in starts.items() if at == start})
-
-    def _write(self, current: _Range) -> dict[str, int]:
+    def _write(self, current: LogRange, rows: dict[str, pa.Table]) -> dict[str, int]:
         """Land one range; returns the rows that entered each table."""
-        self._make_durable(current.end)
+        self._ranges.make_durable(current.end)
         landed = {}
         for name in current.marks:
-            rows = current.rows.pop(name)
-            landed[name] = rows.num_rows
-            self._land(self._deltas[name], current, rows)
+            made = rows.pop(name)
+            landed[name] = made.num_rows
+            self._ranges.land(name, current, self._files(name, current, made))
         return landed
 
-    def _make_durable(self, end: int) -> None:
-        """Step 2. Commits that were rolled meanwhile are durable as segments."""
+    def _files(self, table: str, current: LogRange, rows: pa.Table) -> list[DataFile]:
+        """Step 3 for one table."""
+        if not rows.num_rows:
+            return []
+        spec, clock = TABLES[table], self._store.clock
+        name = data_files.file_name(self._ranges.broker, current.start, current.end, clock.token())
+        return [data_files.write(self._store.storage, spec, data_files.in_order(rows, spec), name, clock)]
 
-        def open_commits(view: LogView) -> list[int]:
-            firsts = view.state.commits.firsts
-            return [first for first in firsts if view.state.durable <= first < end]
-
-        loose = self._log.look(open_commits)
-        try:
-            self._store.storage.sync([paths.commit(self._log.root, first) for first in loose])
-        except NotFoundError:
-            loose = self._log.look(open_commits)
-            self._store.storage.sync([paths.commit(self._log.root, first) for first in loose])
-
-    def _land(self, delta: DeltaLog, current: _Range, rows: pa.Table) -> None:
-        """Steps 3 and 4 for one table."""
-        spec, clock = delta.spec, self._store.clock
-        files: list[DataFile] = []
-        if rows.num_rows:
-            name = data_files.file_name(self._name, current.start, current.end, clock.token())
-            ordered = data_files.in_order(rows, spec)
-            files.append(data_files.write(self._store.storage, spec, ordered, name, clock))
-        while True:
-            snapshot = delta.refresh()
-            mark = snapshot.mark(spec, self._name) if snapshot else None
-            if mark != current.marks[spec.name]:
-                upkeep.discard(self._store.storage, spec, files)
-                raise OvertakenError(f"{spec.name} is at {mark}, expected {current.marks[spec.name]}")
-            now = clock.now_ms()
-            actions = [file.add(data_change=True) for file in files]
-            actions.append(transaction(spec.app_id(self._name), current.end, now))
-            try:
-                delta.commit(actions, "WRITE", now, clock.token())
-            except ExistsError:
-                continue  # another broker's range, or a merge of files: look again
-            return
-
-    def _count(self, result: ReputResult, current: _Range, landed: dict[str, int]) -> None:
+    def _count(self, result: ReputResult, current: LogRange, landed: dict[str, int]) -> None:
         result.ranges += 1
         result.messages += current.end - current.start
         for name, rows in landed.items():

@@ -34,7 +34,7 @@ class LogRange:
 
 
 class LogRanges:
-    """The tables' way along one broker's log. Not safe for use by two threads at once."""
+    """The tables' way along one broker's log. `following` may be asked while another thread lands a range."""
 
     def __init__(self, store: Store, broker: str, tables: Sequence[str]) -> None:
         self._store = store

@@ -1,0 +1,8 @@
+"""The jobs' tests use the sample log of the tables' tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tables"))

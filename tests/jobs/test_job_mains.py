@@ -1,0 +1,117 @@
+"""The mains as far as they need no Spark: help, arguments, exit codes, and jobs that the driver does alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.cli import exits
+from rmq_spark.client.offsets import GroupOffsets
+from rmq_spark.client.producer import Producer
+from rmq_spark.client.store import Store
+from rmq_spark.jobs.lag_report import lag_report
+from rmq_spark.jobs.maintenance import expire, roll
+from rmq_spark.jobs.reput import consumer_offsets, rebuild, reput
+from rmq_spark.model.message import Message
+
+REPOSITORY = Path(__file__).parents[2]
+Main = Callable[[Sequence[str]], int]
+MAINS: dict[str, Main] = {
+    "reput": reput,
+    "rebuild": rebuild,
+    "consumer_offsets": consumer_offsets,
+    "roll": roll,
+    "expire": expire,
+    "lag_report": lag_report,
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """Ten commits of one message, and a group that has consumed three of them."""
+    uri = str(tmp_path / "store")
+    with Store.create(uri) as store:
+        store.create_topic("orders", queues=1)
+        producer = Producer(store)
+        for number in range(10):
+            producer.send(Message(topic="orders", body=b"%d" % number))
+        GroupOffsets(store).commit("billing", {("orders", "broker-0", 0): 3})
+    return uri
+
+
+def test_every_main_is_a_file_and_every_file_a_main() -> None:
+    assert {path.stem for path in (REPOSITORY / "jobs").glob("*.py")} == set(MAINS)
+    page = (REPOSITORY / "jobs" / "README.md").read_text()
+    assert [name for name in MAINS if f"[{name}.py]" not in page] == []
+
+
+@pytest.mark.parametrize("name", MAINS)
+def test_help_shows_examples_and_exit_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert MAINS[name](["--help"]) == exits.OK
+    shown = capsys.readouterr().out
+    assert f"spark-submit jobs/{name}.py --store" in shown
+    assert exits.table() in shown
+
+
+def test_a_main_runs_as_a_file() -> None:
+    done = subprocess.run([sys.executable, "jobs/roll.py"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == exits.USAGE
+    assert done.stderr == "roll: no store is named; give --store URI or set RMQ_STORE\n"
+
+
+@pytest.mark.parametrize("name", MAINS)
+def test_wrong_arguments_and_missing_stores_have_their_codes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RMQ_STORE", raising=False)
+    assert MAINS[name](["--no-such-thing"]) == exits.USAGE
+    assert MAINS[name](["--once", "--continuous"]) == exits.USAGE
+    assert MAINS[name](["--interval", "0"]) == exits.USAGE
+    assert MAINS[name]([]) == exits.USAGE
+    capsys.readouterr()
+    assert MAINS[name](["--store", str(tmp_path / "none")]) == exits.NOT_FOUND
+    assert capsys.readouterr().err.startswith(f"{name}: no store")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_stream_needs_a_checkpoint_and_a_rebuild_is_none(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reput(["--store", store, "--continuous"]) == exits.USAGE
+    assert "--checkpoint" in capsys.readouterr().err
+    assert rebuild(["--store", store, "--continuous"]) == exits.USAGE
+
+
+def test_lag_is_reported_queue_by_queue(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lag_report(["--store", store, "--json"]) == exits.OK
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["lagMs"] >= 0
+    assert row["updatedAt"] <= row["reportedAt"]
+    assert {name: row[name] for name in ("group", "topic", "brokerName", "queueId")} == {
+        "group": "billing",
+        "topic": "orders",
+        "brokerName": "broker-0",
+        "queueId": 0,
+    }
+    offsets = [row[name] for name in ("committedOffset", "minOffset", "maxOffset", "lag", "missed")]
+    assert offsets == [3, 0, 10, 7, 0]
+    assert lag_report(["--store", store]) == exits.OK
+    assert "7 messages behind in all" in capsys.readouterr().out
+    assert lag_report(["--store", store, "--group", "nobody"]) == exits.NOT_FOUND
+
+
+def test_one_log_is_rolled_and_expired_by_the_driver(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert roll(["--store", store, "--broker", "broker-0", "--json"]) == exits.OK
+    (rolled,) = json.loads(capsys.readouterr().out)
+    assert (rolled["log"], rolled["commits"], rolled["segments"]) == ("broker-0", 11, 1)
+    assert expire(["--store", store, "--broker", "broker-0", "--json", "--before", "1990-01-01T00:00:00Z"]) == exits.OK
+    (kept,) = json.loads(capsys.readouterr().out)
+    assert (kept["segments"], kept["logStart"]) == (0, 0)
+    assert expire(["--store", store, "--broker", "broker-0", "--json", "--before", "2990-01-01T00:00:00Z"]) == exits.OK
+    (gone,) = json.loads(capsys.readouterr().out)
+    assert (gone["segments"], gone["messages"], gone["logStart"]) == (1, 11, 11)
+    assert expire(["--store", store, "--before", "yesterday-ish"]) == exits.USAGE
+    assert roll(["--store", store, "--broker", "nobody"]) == exits.NOT_FOUND
