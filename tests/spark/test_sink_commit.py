@@ -524,3 +524,16 @@ def test_ages_of_orphans_are_those_of_the_storage() -> None:
             clock.advance(20 * 3_600)
         assert collect(log) == 1
         assert row_files(store) == ["new.arrow"]
+
+
+@pytest.mark.server
+@pytest.mark.usefixtures("with_files")
+def test_a_store_in_a_bucket(s3_uri: str, s3_options: dict[str, str]) -> None:
+    place = f"{s3_uri}/sink-{next(_names)}"
+    options = {f"storage.{name}": value for name, value in s3_options.items()}
+    with Store.create(place, options=s3_options) as store:
+        for batch in (0, 0, 1):
+            write({"store": place, "topic": "t", **options}, bodies("a"), bodies("b"), query_id=QUERY, batch=batch)
+        assert sorted(texts(store)) == ["a", "a", "b", "b"]
+        assert len(row_files(store)) == 4
+        assert is_sound(store)
