@@ -19,6 +19,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from rmq_spark.log.commit_log import AppendResult, CommitLog
 from rmq_spark.log.expire import expire
 from rmq_spark.log.message_batch import MessageBatch
@@ -146,6 +148,7 @@ def child(job: dict[str, Any]) -> int:
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children
+    pa.array([0]).to_numpy()  # pyarrow imports pandas with the first such call, if it is there: once, not in each child
     for line in sys.stdin:
         job = json.loads(line)
         pid = os.fork()
