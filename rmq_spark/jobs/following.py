@@ -66,7 +66,8 @@ def follow(
     waited = 0.0
     try:
         while not failed and not stopping.wait(0.2):
-            if query.awaitTermination(0):
+            if not query.isActive:
+                query.awaitTermination(1)  # raises what has ended it
                 break
             waited += 0.2
             if waited >= SWEEP_S:

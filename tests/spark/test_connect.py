@@ -66,7 +66,8 @@ def test_both_kinds_of_session_give_the_same(tmp_path: Path, mode: str) -> None:
     assert answer["counts"] == [4, 8]
     assert answer["view"] == [["a", 4], ["b", 4]]
     assert answer["mistake"] is True
-    assert answer["batches"] == 2
+    if mode == "classic":  # a Connect client has no progress reports of a query that has ended
+        assert answer["batches"] == 2
     for topic in ("written", "streamed"):
         query = Query(topics=frozenset({topic}), columns=("queueId", "queueOffset", "body", "tags"))
         copied = [tuple(row.values()) for batch in world.log().scan(query) for row in batch.to_pylist()]
