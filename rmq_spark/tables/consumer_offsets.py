@@ -121,9 +121,11 @@ class OffsetHistory:
             DataExpiredError: retention deleted a part of it meanwhile.
             CorruptDataError: a file or a record is damaged.
         """
+        # A scan gives a batch for each commit of the log, and `_facts` reads the range: so once for all of them.
+        found = pa.Table.from_batches(self._commits(start, end), OFFSET_COMMITS).combine_chunks()
         parts = [
             consumer_offset_rows(commits, self._log.broker, *self._facts(commits, start, end))
-            for commits in self._commits(start, end)
+            for commits in found.to_batches()
         ]
         return pa.Table.from_batches(parts, CONSUMER_OFFSETS)
 

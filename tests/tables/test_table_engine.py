@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from sample_messages import HOUR_MS, SETTINGS, Sample, as_rows
 
@@ -17,10 +20,13 @@ from rmq_spark.errors import (
     UnsupportedVersionError,
 )
 from rmq_spark.storage.open import open_storage
-from rmq_spark.tables import engine, upkeep
+from rmq_spark.tables import consumer_offsets, engine, kernel, upkeep
 from rmq_spark.tables.delta_log import DeltaLog
 from rmq_spark.tables.lease import LEASE_MS, TableLease
 from rmq_spark.tables.schemas import TABLES
+
+if TYPE_CHECKING:
+    from rmq_spark.log.commit_log import CommitLog
 
 
 def found(store: Store) -> dict[str, list[tuple[object, ...]]]:
@@ -36,6 +42,23 @@ def test_tables_hold_the_whole_log() -> None:
     for status in engine.status(sample.store):
         assert (status.mark, status.behind) == (sample.bounds()[1], 0)
         assert status.rows == len(sample.expected()[status.table])
+
+
+def test_a_group_that_commits_often_does_not_make_a_range_be_read_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = Sample.new(11)
+    for _ in range(25):
+        sample._append_rows("broker-0")
+        sample._append_offsets("broker-0")
+    passes = []
+
+    def counting(log: CommitLog, start: int, end: int, **wanted: Any) -> Iterator[pa.RecordBatch]:
+        passes.append((start, end))
+        return kernel.read_range(log, start, end, **wanted)
+
+    monkeypatch.setattr(consumer_offsets, "read_range", counting)
+    engine.reput(sample.store, tables=["consumer_offsets"])
+    assert found(sample.store)["consumer_offsets"] == sample.expected()["consumer_offsets"]
+    assert len(passes) == 2  # one for the commits, one for the messages that they are about
 
 
 def test_a_second_call_adds_nothing_and_a_third_only_what_is_new() -> None:
