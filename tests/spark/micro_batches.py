@@ -118,6 +118,7 @@ class Query:
     def _run(self, die: Point | None) -> None:
         end = json.loads(self.checkpoint.ends[self.batch])
         start = json.loads(self.committed or self._initial())
+        self.reader.partitions(start, end)  # Spark keeps no answer and may ask again: any of them has to do
         partitions = [shipped(part) for part in self.reader.partitions(start, end)]
         worker = pickle.loads(pickle.dumps(self.reader))
         rows: list[dict[str, Any]] = []

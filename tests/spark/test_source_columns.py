@@ -40,6 +40,7 @@ TYPES: dict[str, list[DataType]] = {
     ]
     for field in READ_SCHEMA
 }
+NEVER_NULL = {"topic", "brokerName", "queueId", "queueOffset", "commitOffset", "msgId", "body", "storeTimestamp"}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 COLUMNS = st.permutations(READ_SCHEMA.names).flatmap(
@@ -49,8 +50,11 @@ COLUMNS = st.permutations(READ_SCHEMA.names).flatmap(
 
 @st.composite
 def schemas(draw: st.DrawFn) -> StructType:
-    names = draw(COLUMNS)
-    return StructType([StructField(name, draw(st.sampled_from(TYPES[name]))) for name in names])
+    fields = []
+    for name in draw(COLUMNS):
+        may_be_null = name not in NEVER_NULL or draw(st.booleans())
+        fields.append(StructField(name, draw(st.sampled_from(TYPES[name])), may_be_null))
+    return StructType(fields)
 
 
 MESSAGES = st.lists(
@@ -187,7 +191,7 @@ def test_a_schema_without_columns_is_refused() -> None:
 def test_only_columns_that_are_never_null_may_be_called_so() -> None:
     """Spark's generated code would end in a NullPointerException."""
     may = {field.name for field in READ_SCHEMA if is_accepted(StructField(field.name, field.dataType, False))}
-    assert may == {"topic", "brokerName", "queueId", "queueOffset", "commitOffset", "msgId", "body", "storeTimestamp"}
+    assert may == NEVER_NULL
 
 
 def is_accepted(field: StructField) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from micro_batches import Checkpoint, Query, run_once
@@ -63,7 +65,13 @@ def note(tracker: GroupTracker, checkpoint: Checkpoint) -> None:
     """What Spark's progress reports tell a listener, for every batch."""
     ends = [checkpoint.ends[batch] for batch in sorted(checkpoint.ends)]
     for start, end in zip([None, *ends], ends, strict=False):
-        tracker._note(start, end)
+        report(tracker, start, end)
+
+
+def report(tracker: GroupTracker, start: str | None, end: str | None) -> None:
+    source = SimpleNamespace(startOffset=start, endOffset=end)
+    event: Any = SimpleNamespace(progress=SimpleNamespace(sources=[source]))
+    tracker.onQueryProgress(event)
 
 
 @pytest.mark.parametrize("limit", [{}, {"maxOffsetsPerTrigger": "1"}], ids=["one batch", "many"])
@@ -111,7 +119,7 @@ def test_the_listener_leaves_other_sources_alone() -> None:
     tracker = GroupTracker()
     note(tracker, checkpoint)
     for text in (None, "", "17", '{"topic-0":{"0":5}}', '{"sub": 1}', "[1]", "{nonsense"):
-        tracker._note(None, text)
+        report(tracker, None, text)
     assert GroupOffsets(world.store).groups() == []
     tracker.close()
 
@@ -148,7 +156,7 @@ def test_the_checkpoint_counts_where_there_is_one() -> None:
     checkpoint = Checkpoint()
     run_once(options_of(world), checkpoint)
     GroupOffsets(world.store).commit("g", {("t", "broker-0", 0): 0, ("t", "broker-0", 1): 0})
-    run_once(world.options(topic="t", startingOffsets="group", consumerGroup="g"), checkpoint)
+    assert run_once(world.options(topic="t", startingOffsets="group", consumerGroup="g"), checkpoint) == 0
     assert rows_in_queues(checkpoint.delivered()) == in_queues(world.of("t"))
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +16,28 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from store_world import World, in_queues, rows_in_queues
 
 from rmq_spark.clock import ManualClock
+from rmq_spark.log import run_table
 from rmq_spark.spark.read_plan import Task
 from rmq_spark.spark.stream_reader import RocketMQStreamReader
+from rmq_spark.storage.memory import MemoryStorage
+
+PLAN = """
+import json, sys
+from pyspark_rocketmq import DefaultSource
+from rmq_spark.spark.schema import READ_SCHEMA
+options, start, end = map(json.loads, sys.argv[1:])
+print([part.task for part in DefaultSource(options).streamReader(READ_SCHEMA).partitions(start, end)])
+"""
 
 
-def filled(*, commits: int = 10, brokers: tuple[str, ...] = ("broker-0",), body: bytes = b"x" * 100) -> World:
-    world = World.create()
+def filled(
+    *,
+    commits: int = 10,
+    brokers: tuple[str, ...] = ("broker-0",),
+    body: bytes = b"x" * 100,
+    uri: str | None = None,
+) -> World:
+    world = World.create(uri)
     world.store.create_topic("t", queues=2, brokers=brokers)
     world.store.create_topic("other", queues=1, brokers=brokers)
     for broker in brokers:
@@ -205,16 +225,59 @@ def planned(reader: RocketMQStreamReader, start: str, end: str) -> list[Task]:
     return [part.task for part in reader.partitions(json.loads(start), json.loads(end))]  # type: ignore[attr-defined]
 
 
-def test_the_same_range_is_planned_the_same_however_often_and_in_any_process() -> None:
-    world = filled(brokers=("broker-0", "broker-1"))
-    options = world.options(topic="t", startingOffsets="earliest", maxOffsetsPerTrigger=17, minPartitions=5)
+@pytest.mark.parametrize(
+    "split", [{}, {"minPartitions": 4}, {"minPartitions": 50}, {"maxRecordsPerPartition": 3}], ids=str
+)
+def test_the_same_range_is_planned_the_same_however_often(split: dict[str, int]) -> None:
+    world = World.create()
+    world.store.create_topic("t", queues=8, brokers=("broker-0", "broker-1"))
+    for broker in ("broker-0", "broker-1"):
+        for _ in range(6):
+            world.send("t", *range(8), broker=broker)
+    options = world.options(topic="t", startingOffsets="earliest", maxOffsetsPerTrigger=48, **split)
     checkpoint = Checkpoint()
     run_once(options, checkpoint)
     readers = [Query(options, checkpoint).reader for _ in range(2)]
-    for batch in range(1, len(checkpoint.ends)):
-        start, end = checkpoint.ends[batch - 1], checkpoint.ends[batch]
-        plans = [pickle.dumps(planned(reader, start, end)) for reader in readers for _ in range(3)]
-        assert len(set(plans)) == 1
+    assert len(checkpoint.ends) == 2
+    plans = [pickle.dumps(planned(reader, *checkpoint.ends.values())) for reader in readers for _ in range(3)]
+    assert len(set(plans)) == 1
+
+
+def test_the_same_range_is_planned_the_same_in_any_process(tmp_path: Path) -> None:
+    """A driver that starts again has other hash values, and so another order of whatever was put into a set."""
+    world = filled(brokers=tuple(f"broker-{number}" for number in range(5)), uri=str(tmp_path / "store"))
+    options = world.options(topic="t", startingOffsets="earliest", maxOffsetsPerTrigger=100, minPartitions=8)
+    checkpoint = Checkpoint()
+    run_once(options, checkpoint)
+    texts = [checkpoint.ends[0], checkpoint.ends[1]]
+    plans = {
+        subprocess.run(
+            [sys.executable, "-c", PLAN, json.dumps(options), *texts],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert plans == {str(planned(Query(options, checkpoint).reader, *texts))}
+
+
+def test_planning_a_range_again_reads_no_file_and_lists_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = filled()
+    world.roll(segment_bytes=1)
+    world.send("t", 0)
+    reader = Query(world.options(topic="t", startingOffsets="earliest"), Checkpoint()).reader
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    first = reader.partitions(start, end)
+
+    def fail(*_: object) -> Any:
+        raise AssertionError("planned from what is known")
+
+    monkeypatch.setattr(run_table, "read_meta", fail)
+    monkeypatch.setattr(MemoryStorage, "list", fail)
+    assert pickle.dumps(reader.partitions(start, end)) == pickle.dumps(first)
 
 
 @pytest.mark.parametrize("rolled", [1, 10_000_000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from micro_batches import Checkpoint, Killed, Point, Query, run_once
@@ -12,7 +13,9 @@ from store_world import Sent, World, in_queues, rows_in_queues
 
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.clock import ManualClock
-from rmq_spark.errors import DataExpiredError, InvalidRequestError, NotFoundError
+from rmq_spark.errors import CorruptDataError, DataExpiredError, InvalidRequestError, NotFoundError
+from rmq_spark.spark.start_file import QueueStarts, write_starts
+from rmq_spark.storage.memory import MemoryStorage
 
 NOW = 1_700_000_000_000
 POINTS: list[Point] = ["planned", "reading", "sunk"]
@@ -120,6 +123,18 @@ def test_a_first_run_without_news_keeps_the_start_too(kind: str, point: Point | 
     for _ in range(2):
         run_once(options, checkpoint)
     check(world, checkpoint, expected)
+
+
+@pytest.mark.parametrize("kind", ["latest", "time ahead"])
+def test_a_first_batch_without_rows_has_an_end_of_its_own_that_tells_the_start(kind: str) -> None:
+    """With the start's own text as its end, whether there is a batch would be Spark's affair."""
+    world, _ = prepared()
+    query = Query(world.options(topic="t", **STARTS[kind].options), Checkpoint())
+    start = query.reader.initialOffset()
+    end = query.reader.latestOffset(start, query.limit)
+    assert start["new"] is True
+    assert "new" not in end
+    assert end["from"] == end["brokers"] == start["brokers"]
 
 
 @pytest.mark.parametrize("kind", STARTS)
@@ -242,7 +257,8 @@ def test_a_start_that_retention_has_taken(kind: str) -> None:
     assert len(world.of("t")) == 2
 
 
-def test_a_lost_start_file_is_told() -> None:
+@pytest.mark.parametrize("content", [None, b"", b'{"settled":{"broker-0":9},"offsets":{}}'], ids=str)
+def test_a_lost_or_damaged_start_file_is_told(content: bytes | None) -> None:
     world, _ = prepared()
     options = world.options(topic="t", maxOffsetsPerTrigger=1, **STARTS["offsets"].options)
     checkpoint = Checkpoint()
@@ -251,5 +267,19 @@ def test_a_lost_start_file_is_told() -> None:
     query.stop()
     name = f"spark/starts/{checkpoint.end()['starts']}.json"
     world.store.storage.delete(name)
-    with pytest.raises(NotFoundError, match="spark/starts"):
+    if content is not None:
+        world.store.storage.create_if_absent(name, [content])
+    with pytest.raises(NotFoundError if content is None else CorruptDataError, match="spark/starts"):
         Query(options, checkpoint).trigger()
+
+
+def test_a_start_file_is_durable_before_a_checkpoint_names_it() -> None:
+    flags = []
+
+    class Watched(MemoryStorage):
+        def create_if_absent(self, path: str, data: Any, *, durable: bool = True) -> None:
+            flags.append(durable)
+            super().create_if_absent(path, data, durable=durable)
+
+    write_starts(Watched(), QueueStarts({"broker-0": {("t", 0): 1}}, {"broker-0": 9}))
+    assert flags == [True]
