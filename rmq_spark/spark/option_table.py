@@ -242,7 +242,7 @@ PACE: Final = (
         uses=STREAM_READ,
         kind="size",
         default="none",
-        meaning="Most bytes of a micro-batch; a single commit that is larger is still read",
+        meaning="Most bytes of a micro-batch; a single message that is larger is still read",
         example="256m",
     ),
     Option(
@@ -320,7 +320,7 @@ SINK: Final = (
         uses=WRITE,
         kind="boolean",
         default="true",
-        meaning="Create topics that do not exist, in the commit; `false` makes them bad rows",
+        meaning="Create topics that do not exist, just before the commit; `false` makes them bad rows",
         example="false",
     ),
     Option(

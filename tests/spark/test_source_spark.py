@@ -185,9 +185,10 @@ def test_a_store_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path)
 def test_a_frame_is_frozen_and_a_fresh_one_sees_more(spark: SparkSession, tmp_path: Path) -> None:
     world = World.create(str(tmp_path / "store"))
     world.store.create_topic("t", queues=1)
-    world.send("t", 0, 0)
+    world.send("t", 0)
     frame = load(spark, world, topic="t")
-    assert frame.count() == 2
+    world.send("t", 0)
+    assert frame.count() == 2, "planned by its first use"
     before = world.of("t")
     world.send("t", 0, 0, 0)
     assert rows_in_queues(rows(frame)) == in_queues(before)
