@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,8 @@ TRIES_A_TURN = 8
 CONSECUTIVE_WINS = 16
 BUSY_GAP_NS = 2_000_000_000
 RIVALS_REMEMBERED = 64
+
+_NOT_NUMBERED: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class Appender:
         """
         attempt = again
         if attempt is None:
-            attempt = Attempt(rows, -1, -1, 0, np.empty(0, np.int64))
+            attempt = Attempt(rows, -1, -1, 0, _NOT_NUMBERED)
         if attempt.settled and not attempt.landed:
             self._seq += 1
             attempt.seq = self._seq

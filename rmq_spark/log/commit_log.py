@@ -30,6 +30,8 @@ from rmq_spark.errors import (
 )
 from rmq_spark.log import scan
 from rmq_spark.log.append import Appender, Attempt, Expect, Landed, UnclearAppend
+from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.flusher import Periodic
 from rmq_spark.log.folds import check_record
 from rmq_spark.log.group_commit import GroupCommit, Request
@@ -201,6 +203,10 @@ class CommitLog:
         with self._lock:
             return ask(self.refresh())
 
+    def read_meta(self, path: str, kind: str) -> FileMeta:
+        """Return the checked metadata of one of the log's files; see `file_reader.read_meta`."""
+        return read_meta(self.storage, path, kind)
+
     @property
     def view(self) -> LogView:
         """The view as it was when last refreshed."""
@@ -262,6 +268,8 @@ class CommitLog:
         assert landed is not None  # noqa: S101 - a request is done with an outcome or an error
         if landed.first < 0:
             return AppendResult(None, None, landed.store_ms, repeated=True)
+        if landed.rows.rows == 1:
+            return AppendResult(landed.bases, np.array([landed.first], np.int64), landed.store_ms, landed.repeated)
         rows = landed.rows.rows if request.files else request.batch.num_rows
         part = slice(request.first_row, request.first_row + rows)
         return AppendResult(landed.queue_offsets[part], landed.commit_offsets[part], landed.store_ms, landed.repeated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -13,6 +14,9 @@ from rmq_spark.storage.base import Storage
 
 READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
 """Neighbouring whole blocks are fetched together up to this size; it bounds a scan's memory."""
+STRETCH_ROWS: Final = 16_384
+STRETCH_BYTES: Final = 4 * 1024 * 1024
+"""Neighbouring blocks are put together up to so many rows and bytes."""
 GAP_BYTES: Final = 16 * 1024
 """Two wanted ranges with no more than this between them are fetched as one."""
 
@@ -25,6 +29,11 @@ def read_meta(storage: Storage, path: str, kind: str) -> FileMeta:
         CorruptDataError: it is damaged, foreign or of another kind.
         UnsupportedVersionError: it was written by a newer version.
     """
+    return _read_tail(storage, path, kind)[1]
+
+
+def _read_tail(storage: Storage, path: str, kind: str) -> tuple[bytes, FileMeta]:
+    """A file's last bytes, and what they say."""
     tail, size = storage.read_tail(path, TAIL_BYTES)
     try:
         meta = parse(path, tail, size)
@@ -33,7 +42,36 @@ def read_meta(storage: Storage, path: str, kind: str) -> FileMeta:
         meta = parse(path, tail, size)
     if meta.kind != kind:
         raise meta.corrupt("file is of another kind", kind=meta.kind, expected=kind)
-    return meta
+    return tail, meta
+
+
+class MetaCache:
+    """`read_meta` that parses a file's metadata once, however often it is asked for; for one thread.
+
+    The tail is still read each time and compared, so a file that was replaced under its name is never mistaken for
+    the one before.
+    """
+
+    def __init__(self, files: int) -> None:
+        self._files = files
+        self._found: OrderedDict[str, tuple[bytes, FileMeta]] = OrderedDict()
+
+    def read_meta(self, storage: Storage, path: str, kind: str) -> FileMeta:
+        """As the function `read_meta`."""
+        name = f"{storage.uri}/{path}"
+        known = self._found.get(name)
+        if known is not None:
+            self._found.move_to_end(name)
+            tail, size = storage.read_tail(path, len(known[0]))
+            meta = known[1]
+            if size == meta.size and meta.kind == kind and tail == known[0]:
+                return meta
+        tail, meta = _read_tail(storage, path, kind)
+        if meta.whole is None:  # a file that came whole is small: parsing it costs less than keeping it
+            self._found[name] = tail, meta
+            if len(self._found) > self._files:
+                self._found.popitem(last=False)
+        return meta
 
 
 class FileReader:
@@ -69,6 +107,37 @@ class FileReader:
                 block = blocks[at]
                 yield block, self._decode(block, self._fetch_columns(block, wanted), wanted)
                 at += 1
+
+    def read_stretches(self, blocks: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """As `read_blocks`, with neighbours put together: yield (first block, the one behind the last, their rows).
+
+        Whatever is done with a batch has a price for each batch, and a block may hold a few hundred rows only.
+        """
+        sizes = self._wanted_bytes(names)
+        waiting: list[pa.RecordBatch] = []
+        first = rows = size = 0
+        for block, batch in self.read_blocks(blocks, names):
+            full = rows + batch.num_rows > STRETCH_ROWS or size + sizes[block] > STRETCH_BYTES
+            if waiting and (full or block != first + len(waiting)):
+                yield first, first + len(waiting), _join(waiting)
+                waiting = []
+            if not waiting:
+                first, rows, size = block, 0, 0
+            waiting.append(batch)
+            rows += batch.num_rows
+            size += sizes[block]
+        if waiting:
+            yield first, first + len(waiting), _join(waiting)
+
+    def _wanted_bytes(self, names: Sequence[str]) -> list[int]:
+        """Per block: bytes of the wanted columns."""
+        places = self._meta.places
+        if "blocks" not in self._meta.doc:
+            sizes: list[int] = places.size.tolist()
+            return sizes
+        widths = np.diff(places.ends.astype(np.int64), axis=1, prepend=0)
+        wanted: list[int] = widths[:, [self._schema.get_field_index(name) for name in names]].sum(axis=1).tolist()
+        return wanted
 
     def _only_block(self) -> pa.RecordBatch:
         """The rows of a file that has no block table: read whole, its check-sum checked."""
@@ -146,3 +215,7 @@ class FileReader:
         if batch.num_rows != int(meta.places.rows[block]):
             raise meta.corrupt("block has another number of rows than its table says", block=block)
         return batch.select(wanted)
+
+
+def _join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -236,10 +236,8 @@ def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | N
 def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:
     """As `sort_into_runs`, for the few messages of a group commit that came as Python values."""
     if len(rows) == 1:
-        row = rows[0]
-        code = java_hash.java_hash(row[_TAGS]) if row[_TAGS] else 0
-        queue_of, code_of = np.array([row[1]], np.int32), np.array([code], np.int32)
-        return rows, Runs([row[0]], _ZERO, queue_of, _ONE, _ONE, code_of), None
+        topic, queue_id, tags = rows[0][0], rows[0][1], rows[0][_TAGS]
+        return rows, _one_run(topic, queue_id, tags or ""), None
     order = None
     places = [(row[0], row[1]) for row in rows]
     if any(place > after for place, after in pairwise(places)):
@@ -258,6 +256,13 @@ def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:
         tag_codes += sorted(codes) if len(codes) <= TAGS_PER_RUN_MAX else []
     numbers = [np.array(values, np.int32) for values in (topic, queue, count, tag_counts, tag_codes)]
     return rows, Runs(topics, *numbers), order
+
+
+@lru_cache(4096)
+def _one_run(topic: str, queue_id: int, tags: str) -> Runs:
+    """The run index of one message; most messages share theirs with many others."""
+    code = java_hash.java_hash(tags)
+    return Runs([topic], _ZERO, np.array([queue_id], np.int32), _ONE, _ONE, np.array([code], np.int32))
 
 
 @lru_cache(4096)

@@ -35,6 +35,9 @@ class Queues:
 
         `parts` are the numbers of runs of each file of a commit; the same queue may appear once in each.
         """
+        if len(runs.rows) == 1:
+            slot = self._slot(runs)  # first: it may put a larger array into the place of `_next`
+            return np.array([self._next[slot]])
         slots = self._slots(runs)
         if len(parts) == 1:
             return self._next[slots]
@@ -50,6 +53,10 @@ class Queues:
 
     def advance(self, runs: Runs, parts: list[int]) -> None:
         """Count the rows of a commit that has landed."""
+        if len(runs.rows) == 1:
+            slot = self._slot(runs)
+            self._next[slot] += runs.rows[0]
+            return
         slots = self._slots(runs)
         if len(parts) == 1:
             self._next[slots] += runs.rows
@@ -59,7 +66,8 @@ class Queues:
     def resume(self, runs: Runs, bases: I64) -> None:
         """Take over the offsets that a commit behind damage names: how many messages were lost is not known."""
         # Backwards, so that of a queue that is in several files of the commit the first one counts.
-        self._next[self._slots(runs)[::-1]] = bases[::-1]
+        slots = self._slots(runs)
+        self._next[slots[::-1]] = bases[::-1]
 
     def bounds(self, topic: str, queue: int) -> tuple[int, int]:
         """Return (first readable offset, next offset); (0, 0) for a queue that never had a message."""
@@ -157,16 +165,15 @@ class Queues:
         self._start = np.concatenate([unpack(str(value["start"]), "i8"), spare])
         return self
 
-    def _slots(self, runs: Runs) -> I64:
-        if len(runs.rows) == 1:
-            place = (runs.topics[0], runs.queue.item())
-            slot = self._slot_of.get(place)
-            if slot is None:
-                slot = self._slot_of[place] = int(self._find_slots(runs)[0])
-            return np.array([slot], np.int64)
-        return self._find_slots(runs)
+    def _slot(self, runs: Runs) -> int:
+        """The slot of an only run."""
+        place = (runs.topics[0], runs.queue.item())
+        slot = self._slot_of.get(place)
+        if slot is None:
+            slot = self._slot_of[place] = int(self._slots(runs)[0])
+        return slot
 
-    def _find_slots(self, runs: Runs) -> I64:
+    def _slots(self, runs: Runs) -> I64:
         ids = self._ids
         try:
             known = [ids[topic] for topic in runs.topics]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from rmq_spark.log.file_format import pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.marks import Mark, SegmentRef, newest_mark, write_mark
 from rmq_spark.log.message_batch import sort_into_runs
-from rmq_spark.log.rows import RUN_BLOCKS, cut, describe
+from rmq_spark.log.rows import cut, describe
 from rmq_spark.log.snapshot import pack_state
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from rmq_spark.log.commit_log import CommitLog
 
 I64 = npt.NDArray[np.int64]
+
+SEGMENT_RUN_BLOCKS: Final = 2
+"""How many times larger than the aim a block within one run of a segment may be."""
 
 _log = logging.getLogger(__name__)
 
@@ -168,8 +171,8 @@ def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk, state: LogState
     table = _read_rows(log, view, chunk)
     batch, runs, _ = sort_into_runs(table)
     bases = _bases(batch, runs.first_rows())
-    # A run of a segment is long: blocks within it are kept to the aim, so that times and offsets prune well.
-    batches = cut(batch, runs.rows, max(1, log.settings.block_bytes // RUN_BLOCKS))
+    # A run of a segment is long: blocks within it are kept small, so that times and offsets prune well.
+    batches = cut(batch, runs.rows, log.settings.block_bytes, SEGMENT_RUN_BLOCKS * log.settings.block_bytes)
     times = pc.min_max(batch.column("storeTimestamp").cast(pa.int64()))
     state.commits.drop_below(chunk.end)
     state.durable = max(state.durable, chunk.end)

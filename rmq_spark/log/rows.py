@@ -10,6 +10,7 @@ import binascii
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -135,21 +136,39 @@ def _smallest(values: npt.NDArray[np.uint64], among: I64 | None) -> I64:
 
 
 def _described(runs: Runs, keys: bytes, least_id: str, greatest_id: str) -> dict[str, Any]:
+    rows = runs.rows
+    packed = _packed_one(runs.queue.item(), runs.tag_codes.item()) if len(rows) == 1 == rows[0] else _packed(runs)
     return {
         "topics": runs.topics,
-        "runs": pack(np.concatenate([runs.topic, runs.queue, runs.rows])),
-        "tagn": pack(runs.tag_counts),
-        "tags": pack(runs.tag_codes),
+        **packed,
         "bloom": binascii.b2a_base64(keys, newline=False).decode(),
         "ids": [least_id, greatest_id],
     }
 
 
-def cut(batch: pa.RecordBatch, run_rows: npt.NDArray[np.int32], block_bytes: int) -> list[pa.RecordBatch]:
+def _packed(runs: Runs) -> dict[str, str]:
+    return {
+        "runs": pack(np.concatenate([runs.topic, runs.queue, runs.rows])),
+        "tagn": pack(runs.tag_counts),
+        "tags": pack(runs.tag_codes),
+    }
+
+
+@lru_cache(4096)
+def _packed_one(queue: int, tag_code: int) -> dict[str, str]:
+    """`_packed` of one message, which is the most common commit."""
+    zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+    return _packed(Runs([], zero, np.array([queue], np.int32), one, one, np.array([tag_code], np.int32)))
+
+
+def cut(
+    batch: pa.RecordBatch, run_rows: npt.NDArray[np.int32], block_bytes: int, run_bytes: int | None = None
+) -> list[pa.RecordBatch]:
     """Cut sorted rows into blocks of about `block_bytes`, between runs where that is possible.
 
-    A run that is larger than a few blocks is cut inside; runs that are smaller share a block.
+    A run that is larger than `run_bytes`, by default a few blocks, is cut inside; runs that are smaller share a block.
     """
+    run_bytes = run_bytes or RUN_BLOCKS * block_bytes
     count, total = batch.num_rows, batch.nbytes
     if count == 1 or total <= block_bytes:
         return [batch]
@@ -159,17 +178,39 @@ def cut(batch: pa.RecordBatch, run_rows: npt.NDArray[np.int32], block_bytes: int
     # What lies before each row: its body's offset, and an equal share of the other columns.
     weight = np.arange(0, spare * (count + 1), spare) + offsets
     ends = np.cumsum(run_rows)
+    steps = _time_steps(batch)
     blocks = []
     at = 0
     while at < count:
         aim = np.searchsorted(weight, weight[at] + block_bytes)
         end = int(ends[min(int(np.searchsorted(ends, aim)), len(ends) - 1)])
-        if weight[end] - weight[at] > RUN_BLOCKS * block_bytes:
-            end = int(np.searchsorted(weight, weight[at] + RUN_BLOCKS * block_bytes))
+        if weight[end] - weight[at] > run_bytes:
+            end = _inner_end(weight, at, run_bytes, steps)
         end = min(max(end, at + 1), count)
         blocks.append(batch.slice(at, end - at))
         at = end
     return blocks
+
+
+def _time_steps(batch: pa.RecordBatch) -> I64 | None:
+    """Rows of a segment before which the store time changes; None for files whose rows have no times of their own."""
+    if "storeTimestamp" not in batch.schema.names:
+        return None
+    times = batch.column("storeTimestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return np.flatnonzero(times[1:] != times[:-1]) + 1
+
+
+def _inner_end(weight: npt.NDArray[Any], at: int, run_bytes: int, steps: I64 | None) -> int:
+    """Where a block that begins with row `at` ends within its run: before another time, if one is near enough.
+
+    Then a slice of time that begins and ends with commits reads no row in vain.
+    """
+    end = int(np.searchsorted(weight, weight[at] + run_bytes))
+    if steps is None:
+        return end
+    near = int(np.searchsorted(steps, end, "right")) - 1
+    step = int(steps[near]) if near >= 0 else at
+    return step if weight[step] - weight[at] >= run_bytes // 2 else end
 
 
 def queue_offsets(runs: Runs, bases: I64) -> I64:

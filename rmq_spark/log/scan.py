@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from rmq_spark.errors import CorruptDataError, DataExpiredError, NotFoundError
 from rmq_spark.log import bloom, schema
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.file_reader import FileReader, read_meta
+from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.marks import Mark
 from rmq_spark.log.scan_plan import Log, Plan, Query, ScanStats, Source, plan, segment_source
 from rmq_spark.log.state import fingerprint
@@ -89,7 +89,7 @@ def _relocate(mark: Mark, root: str, source: Source) -> Source | None:
 
 
 def _read(log: Log, planned: Plan, source: Source) -> Iterator[pa.RecordBatch]:
-    meta = read_meta(log.storage, source.path, source.kind)
+    meta = log.read_meta(source.path, source.kind)
     if source.kind != "rows" and fingerprint(meta.digest) != source.print_:
         # The planned commit was rolled and its name taken again by a writer that slept: as good as gone. Of a segment
         # this is damage, which the caller finds when the mark names no other file.
@@ -224,27 +224,34 @@ class _Reading:
         return np.flatnonzero(wanted).tolist()
 
     def _filtered(self, blocks: list[int], first: I64, last: I64) -> Iterator[pa.RecordBatch]:
-        query = self._query
-        wanted = list(query.columns or schema.MESSAGE.names)
+        wanted = list(self._query.columns or schema.MESSAGE.names)
         deciding = self._deciding()
-        if not deciding:
-            for block, batch in self._reader.read_blocks(blocks, self._stored(wanted)):
-                rows = self._rows_of(block, first, last)
-                yield self._finish(block, batch, rows, wanted)
-            return
-        for block, batch in self._reader.read_blocks(blocks, self._stored(deciding)):
-            rows = self._rows_of(block, first, last)
-            rows = rows[self._mask(self._finish(block, batch, rows, deciding))]
-            if not len(rows):
+        stretches = self._reader.read_stretches(blocks, self._stored(deciding or wanted))
+        for low, high, batch in stretches:
+            self._stats.blocks_read += high - low
+            rows = self._rows_of(low, high, first, last)
+            self._stats.rows_read += len(rows)
+            if not deciding:
+                yield self._finish(low, batch, rows, wanted)
                 continue
-            rest = [name for name in self._stored(wanted) if name not in batch.schema.names]
-            if rest:
-                _, more = next(self._reader.read_blocks([block], rest))
-                names = batch.schema.names + more.schema.names
-                whole = pa.RecordBatch.from_arrays(batch.columns + more.columns, names=names)
-            else:
-                whole = batch
-            yield self._finish(block, whole, rows, wanted)
+            rows = rows[self._mask(self._finish(low, batch, rows, deciding))]
+            if len(rows):
+                yield from self._complete(low, batch, rows, wanted)
+
+    def _complete(self, block: int, batch: pa.RecordBatch, rows: I64, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+        """Matching rows with all wanted columns; the rest of these is read only of blocks that have such rows."""
+        rest = [name for name in self._stored(wanted) if name not in batch.schema.names]
+        if not rest:
+            yield self._finish(block, batch, rows, wanted)
+            return
+        starts = self._meta.block_rows
+        hit = np.unique(np.searchsorted(starts, rows, "right") - 1).tolist()
+        for low, high, more in self._reader.read_stretches(hit, rest):
+            begin, end = int(starts[low]), int(starts[high])
+            part = batch.slice(begin - int(starts[block]), end - begin)
+            names = batch.schema.names + more.schema.names
+            whole = pa.RecordBatch.from_arrays(part.columns + more.columns, names=names)
+            yield self._finish(low, whole, rows[np.searchsorted(rows, begin) : np.searchsorted(rows, end)], wanted)
 
     def _deciding(self) -> list[str]:
         """Columns that decide which rows match."""
@@ -289,9 +296,9 @@ class _Reading:
             mask &= np.asarray(query.predicate(batch), np.bool_)
         return mask
 
-    def _rows_of(self, block: int, first: I64, last: I64) -> I64:
-        """Row numbers (in the file) of this block that lie in the spans."""
-        begin, end = self._meta.block_rows[block], self._meta.block_rows[block + 1]
+    def _rows_of(self, low_block: int, high_block: int, first: I64, last: I64) -> I64:
+        """Row numbers (in the file) of these blocks that lie in the spans."""
+        begin, end = self._meta.block_rows[low_block], self._meta.block_rows[high_block]
         low = int(np.searchsorted(last, begin, "right"))
         high = int(np.searchsorted(first, end, "left"))
         starts = np.maximum(first[low:high], begin)
@@ -309,10 +316,8 @@ class _Reading:
         ]
 
     def _finish(self, block: int, batch: pa.RecordBatch, rows: I64, names: list[str]) -> pa.RecordBatch:
-        """The given rows with the given columns, derived ones computed."""
+        """The given rows of a batch that begins with `block`, with the given columns, derived ones computed."""
         begin = int(self._meta.block_rows[block])
-        self._stats.blocks_read += 1
-        self._stats.rows_read += len(rows)
         count = len(rows)
         if count and count == rows[-1] - rows[0] + 1:
             batch = batch.slice(int(rows[0]) - begin, count)
@@ -333,8 +338,12 @@ class _Reading:
             return pa.array(rows + self._source.first)
         if name == "storeTimestamp":
             return pa.array(np.full(len(rows), self._store_ms, np.int64)).cast(schema.TIMESTAMP)
-        run = np.searchsorted(self._first_rows, rows, "right") - 1
-        return pa.array(rows + (self._bases - self._first_rows)[run])
+        shift = self._bases - self._first_rows
+        ends = rows[[0, -1]] if len(rows) else rows
+        run = np.searchsorted(self._first_rows, ends, "right") - 1
+        if len(run) and run[0] == run[-1]:  # one run, as nearly always: one shift for all rows
+            return pa.array(rows + shift[run[0]])
+        return pa.array(rows + shift[np.searchsorted(self._first_rows, rows, "right") - 1])
 
 
 def _has_key(keys: pa.StringArray, key: str) -> BOOL:

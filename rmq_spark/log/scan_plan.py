@@ -121,6 +121,9 @@ class Log(Protocol):
     def refresh(self) -> LogView:
         """Return the log as it is now."""
 
+    def read_meta(self, path: str, kind: str) -> FileMeta:
+        """Return the checked metadata of a file, as `file_reader.read_meta`."""
+
 
 def _by_queue(ranges: Mapping[tuple[str, int], tuple[int, int]]) -> dict[str, tuple[I64, I64]]:
     by_topic: dict[str, list[tuple[int, int, int]]] = {}

@@ -61,7 +61,7 @@ class IndexHits:
 class _Window(io.RawIOBase):
     """Parts of a file that look like the file: pyarrow reads only what lies in them."""
 
-    def __init__(self, parts: list[tuple[int, bytes]], size: int) -> None:
+    def __init__(self, parts: list[tuple[int, bytes | memoryview]], size: int) -> None:
         self._parts = parts
         self._size = size
         self._at = 0
@@ -71,7 +71,7 @@ class _Window(io.RawIOBase):
         self._at = self._size if length < 0 else low + length
         for start, data in self._parts:
             if start <= low and self._at <= start + len(data):
-                return data[low - start : self._at - start]
+                return bytes(data[low - start : self._at - start])
         raise OSError("read outside the parts that were fetched")
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
@@ -213,7 +213,7 @@ class IndexFiles:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged(footer.path, str(error)) from error
 
-    def _read(self, path: str, start: int, length: int, stats: LookupStats) -> bytes:
+    def _read(self, path: str, start: int, length: int, stats: LookupStats) -> bytes | memoryview:
         stats.bytes_read += length
         return self._storage.read_range(path, start, length)
 
@@ -240,7 +240,7 @@ class IndexFiles:
         return found
 
 
-def _payload_of(chunk: bytes) -> int | None:
+def _payload_of(chunk: bytes | memoryview) -> int | None:
     """Bytes of the first page behind its header (Parquet's PageHeader in Thrift's compact form); None if unreadable.
 
     Its first three fields are the page's kind and its uncompressed and compressed size, each a zigzag varint.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,8 @@ from rmq_spark.clock import SystemClock
 from rmq_spark.filter import Filter, TagFilter, compile_sql, compile_tags
 from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.file_reader import MetaCache
 from rmq_spark.log.view import LogView
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task
@@ -27,7 +30,9 @@ from rmq_spark.storage.base import Storage
 from rmq_spark.storage.open import open_storage
 
 BATCH_ROWS: Final = 4_000
-"""Smaller batches are put together up to so many rows, unless they hold many bytes."""
+"""Batches for Spark have about so many rows: for each smaller one it pays, of larger ones it reads each column's values
+after they have left the processor's cache."""
+CACHED_FILES: Final = 64
 BATCH_BYTES: Final = 8 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -50,11 +55,20 @@ class LogFiles:
     def refresh(self) -> LogView:
         return self._opened.refresh()
 
+    def read_meta(self, path: str, kind: str) -> FileMeta:
+        return _metas().read_meta(self.storage, path, kind)
+
 
 @cache
 def _storage(uri: str, options: tuple[tuple[str, str], ...]) -> Storage:
     """Spark reuses its Python workers, so connections are kept."""
     return open_storage(uri, options=dict(options), clock=SystemClock())
+
+
+@cache
+def _metas() -> MetaCache:
+    """Tasks of one worker look at the same files, each for its own queues."""
+    return MetaCache(CACHED_FILES)
 
 
 def read_task(
@@ -127,11 +141,20 @@ def _joined(batches: Iterator[pa.RecordBatch] | Any) -> Iterator[pa.RecordBatch]
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
-        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
+        if waiting and (rows + batch.num_rows > BATCH_ROWS or size + batch.nbytes > BATCH_BYTES):
             yield join_small(waiting)
             waiting, rows, size = [], 0, 0
+        if batch.num_rows > BATCH_ROWS:
+            yield from _split(batch)
+        else:
+            waiting.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
     if waiting:
         yield join_small(waiting)
+
+
+def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    parts = -(-batch.num_rows // BATCH_ROWS)
+    cuts = [batch.num_rows * part // parts for part in range(parts + 1)]
+    return (batch.slice(low, high - low) for low, high in pairwise(cuts))

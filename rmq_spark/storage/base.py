@@ -49,7 +49,7 @@ class Storage(Protocol):
             NotFoundError: there is no such file.
         """
 
-    def read_range(self, path: str, start: int, length: int) -> bytes:
+    def read_range(self, path: str, start: int, length: int) -> bytes | memoryview:
         """Return exactly `length` bytes from `start`.
 
         Raises:

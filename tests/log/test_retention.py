@@ -14,6 +14,7 @@ from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 from rmq_spark.client.store import Store
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import DataExpiredError, PreconditionFailedError
+from rmq_spark.log import file_reader
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.expire import expire
@@ -340,8 +341,9 @@ class TestScansMeetMaintenance:
             assert sorted([*itertools.chain(*seen), *rest]) == ["a", "b", "c", "d", "e"]
 
     @pytest.mark.parametrize("read", [0, 1, 2, 5])
-    def test_a_segment_is_merged_while_it_is_read(self, read: int) -> None:
+    def test_a_segment_is_merged_while_it_is_read(self, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """It has many blocks; the same rows are found in the merged one, none twice, none left out."""
+        monkeypatch.setattr(file_reader, "STRETCH_ROWS", 1)  # each block comes by itself
         storage = MemoryStorage()
         with open_log(storage, block_bytes=2_000) as log, open_log(storage, block_bytes=3_000) as other:
             for number in range(60):

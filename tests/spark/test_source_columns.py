@@ -132,8 +132,21 @@ def test_small_batches_are_joined_and_large_ones_are_not(monkeypatch: pytest.Mon
     assert [batch.num_rows for task in batch_tasks(world.options(topic="t")) for batch in task] == [9]
     monkeypatch.setattr("rmq_spark.spark.task_reader.BATCH_ROWS", 4)
     assert [batch.num_rows for task in batch_tasks(world.options(topic="t")) for batch in task] == [4, 4, 1]
-    monkeypatch.setattr("rmq_spark.spark.task_reader.BATCH_BYTES", 2_000)
+    monkeypatch.setattr("rmq_spark.spark.task_reader.BATCH_BYTES", 3_000)
     assert [batch.num_rows for task in batch_tasks(world.options(topic="t")) for batch in task] == [2, 2, 2, 2, 1]
+
+
+def test_large_batches_are_split_evenly_and_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World.create()
+    world.store.create_topic("t", queues=1)
+    world.send("t", body=b"first")
+    world.append([world.message("t", 0, body=f"{number}".encode()) for number in range(10)])
+    world.send("t", body=b"last")
+    monkeypatch.setattr("rmq_spark.spark.task_reader.BATCH_ROWS", 4)
+    batches = [batch for task in batch_tasks(world.options(topic="t")) for batch in task]
+    assert [batch.num_rows for batch in batches] == [1, 3, 3, 4, 1]
+    bodies = [body.decode() for batch in batches for body in batch.column("body").to_pylist()]
+    assert bodies == ["first", *(str(number) for number in range(10)), "last"]
 
 
 def test_joining_keeps_rows_and_schema() -> None:
