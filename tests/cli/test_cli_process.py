@@ -145,3 +145,13 @@ def test_version_and_help(run: Run) -> None:
     assert run("--version").out.startswith("rmq ")
     assert "130  interrupted" in run("--help").out
     assert "--from-offset" in run("read", "-h").out
+
+
+def test_no_command_imports_pandas(tmp_path: Path) -> None:
+    """It takes longer than most commands do, and pyarrow imports it by itself wherever it is installed."""
+    (tmp_path / "pandas.py").write_text("raise SystemExit('pandas was imported')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    store = str(tmp_path / "store")
+    for arguments in (["init"], ["send", "t", "--count", "20"], ["query", "t", "--from", "0"], ["read", "t"]):
+        done = subprocess.run([*RMQ, "--store", store, *arguments], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, (arguments, done.stderr)
