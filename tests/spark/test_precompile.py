@@ -1,0 +1,88 @@
+"""The archive of pyspark with compiled modules in it: what Spark's Python processes import, without compiling it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rmq_spark.spark.precompile import precompile
+
+_SOURCES = {
+    "pkg/__init__.py": "",
+    "pkg/part.py": "VALUE = 41 + 1\n\n\ndef fail():\n    raise ValueError('here')\n",
+    "pkg/data.json": "{}",
+}
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "some.zip"
+    with zipfile.ZipFile(path, "w") as new:
+        for name, text in _SOURCES.items():
+            new.writestr(name, text)
+    path.chmod(0o640)
+    return path
+
+
+def _run(archive: Path, code: str, zone: str = "UTC") -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(archive), "TZ": zone},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_modules_come_from_what_was_compiled(archive: Path) -> None:
+    assert precompile(archive) == 2
+    for zone in ("UTC", "Asia/Tokyo"):
+        assert _run(archive, "import pkg.part as p; print(p.VALUE, p.__file__[-4:])", zone) == "42 .pyc"
+
+
+def test_the_rest_is_as_it_was(archive: Path) -> None:
+    precompile(archive)
+    with zipfile.ZipFile(archive) as found:
+        assert {name: found.read(name).decode() for name in _SOURCES} == _SOURCES
+    assert archive.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in archive.parent.iterdir()] == ["some.zip"]
+
+
+def test_a_second_time_does_nothing(archive: Path) -> None:
+    precompile(archive)
+    before = archive.stat()
+    assert precompile(archive) == 0
+    assert archive.stat().st_ino == before.st_ino
+
+
+def test_another_python_compiles_anew(archive: Path) -> None:
+    precompile(archive)
+    with zipfile.ZipFile(archive) as found:
+        contents = {name: found.read(name) for name in found.namelist()}
+    contents["pkg/part.pyc"] = b"old!" + contents["pkg/part.pyc"][4:]
+    with zipfile.ZipFile(archive, "w") as new:
+        for name, data in contents.items():
+            new.writestr(name, data)
+    assert precompile(archive) == 2
+    assert _run(archive, "import pkg.part as p; print(p.__file__[-4:])") == ".pyc"
+
+
+def test_a_source_that_does_not_compile_changes_nothing(archive: Path) -> None:
+    with zipfile.ZipFile(archive, "a") as more:
+        more.writestr("pkg/bad.py", "def :")
+    before = archive.read_bytes()
+    with pytest.raises(Exception, match="invalid syntax"):
+        precompile(archive)
+    assert archive.read_bytes() == before
+    assert [path.name for path in archive.parent.iterdir()] == ["some.zip"]
+
+
+def test_tracebacks_name_the_module(archive: Path) -> None:
+    precompile(archive)
+    code = "import traceback, pkg.part\ntry: pkg.part.fail()\nexcept ValueError: print(traceback.format_exc())"
+    assert "pkg/part.py" in _run(archive, code)
