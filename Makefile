@@ -64,6 +64,7 @@ $(INSTALLED): pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock $(BUILD)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock --no-build-isolation -e ".[$(EXTRAS)]"
+	$(BIN)/python -m compileall -q rmq_spark datasource
 	$(BIN)/python -m rmq_spark.spark.precompile
 	@touch $@
 
