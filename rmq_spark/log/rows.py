@@ -185,7 +185,7 @@ def cut(
         aim = np.searchsorted(weight, weight[at] + block_bytes)
         end = int(ends[min(int(np.searchsorted(ends, aim)), len(ends) - 1)])
         if weight[end] - weight[at] > run_bytes:
-            end = _inner_end(weight, at, run_bytes, steps)
+            end = _inner_end(weight, at, end, run_bytes, steps)
         end = min(max(end, at + 1), count)
         blocks.append(batch.slice(at, end - at))
         at = end
@@ -200,17 +200,21 @@ def _time_steps(batch: pa.RecordBatch) -> I64 | None:
     return np.flatnonzero(times[1:] != times[:-1]) + 1
 
 
-def _inner_end(weight: npt.NDArray[Any], at: int, run_bytes: int, steps: I64 | None) -> int:
-    """Where a block that begins with row `at` ends within its run: before another time, if one is near enough.
+def _inner_end(weight: npt.NDArray[Any], at: int, last: int, run_bytes: int, steps: I64 | None) -> int:
+    """Where a block that begins with row `at` ends within its run, which ends before row `last`.
 
-    Then a slice of time that begins and ends with commits reads no row in vain.
+    Before a row with another time, if one is near enough; else in equal parts up to the next one. Then a slice of time
+    that begins and ends with commits reads no row in vain.
     """
-    end = int(np.searchsorted(weight, weight[at] + run_bytes))
+    begin = weight[at]
     if steps is None:
-        return end
-    near = int(np.searchsorted(steps, end, "right")) - 1
-    step = int(steps[near]) if near >= 0 else at
-    return step if weight[step] - weight[at] >= run_bytes // 2 else end
+        return int(np.searchsorted(weight, begin + run_bytes))
+    index = int(np.searchsorted(steps, np.searchsorted(weight, begin + run_bytes, "right") - 1, "right"))
+    if index and steps[index - 1] > at and weight[steps[index - 1]] - begin >= run_bytes // 2:
+        return int(steps[index - 1])
+    target = min(int(steps[index]), last) if index < len(steps) else last
+    stretch = int(weight[target] - begin)
+    return int(np.searchsorted(weight, begin + stretch // -(-stretch // run_bytes)))
 
 
 def queue_offsets(runs: Runs, bases: I64) -> I64:
