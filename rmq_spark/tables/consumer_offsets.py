@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_spark.errors import CorruptDataError
+from rmq_spark.errors import CorruptDataError, DataExpiredError
 from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.run_table import RunIndex
@@ -177,7 +177,11 @@ class OffsetHistory:
                 since[row] = known[offset]
 
     def _ends_before(self, queues: list[Queue], position: int) -> dict[Queue, int]:
-        """Where queues ended before a log offset: the end of their last run before it."""
+        """Where queues ended before a log offset: the end of their last run before it.
+
+        Raises:
+            DataExpiredError: retention went past that offset meanwhile.
+        """
         left = set(queues)
         found: dict[Queue, int] = {}
         mark = self._log.look(lambda view: view.mark)
@@ -192,6 +196,11 @@ class OffsetHistory:
             left -= found.keys()
             high, window = low, window * 2
         if left:
+            # Retention may have deleted a queue's last run since the first look: the newest mark knows of it, and any
+            # run behind that mark's start would have been found.
+            mark = self._log.look(lambda view: view.mark)
+            if mark.log_start > position:
+                raise DataExpiredError("the range was deleted meanwhile", position=position, log_start=mark.log_start)
             older = Queues.load(mark.starts)
             found.update({queue: older.bounds(*queue)[1] for queue in left})
         return found

@@ -1,0 +1,96 @@
+"""The table `consumer_offsets` where retention, or an odd record, meets the making of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sample_messages import HOUR_MS, Sample
+
+from rmq_spark.client.offsets import GroupOffsets
+from rmq_spark.errors import DataExpiredError
+from rmq_spark.log.expire import expire
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.roll import roll
+from rmq_spark.log.run_table import RunIndex
+from rmq_spark.tables import engine
+from rmq_spark.tables.consumer_offsets import OffsetHistory
+
+B = "broker-0"
+
+
+def put(sample: Sample, topic: str, count: int) -> None:
+    for _ in range(count):
+        message = MessageBatch.of(
+            topic=topic, queue_id=0, msg_id=sample.clock.token().upper(), body=b"x", born_timestamp_ms=0
+        )
+        sample.store.log().append(message)
+
+
+def idle_queue() -> Sample:
+    """A queue whose ten messages retention may delete, behind them others and a commit of offsets at 4."""
+    sample = Sample.new(1)
+    log = sample.store.log()
+    for topic in ("idle", "busy"):
+        sample.store.create_topic(topic, queues=1)
+    put(sample, "idle", 10)
+    roll(log)
+    sample.clock.advance(1.1 * HOUR_MS / 1000)
+    roll(log)
+    put(sample, "busy", 5)
+    sample.clock.advance(2 * HOUR_MS / 1000)
+    roll(log)
+    put(sample, "busy", 5)
+    engine.reput(sample.store)
+    GroupOffsets(sample.store).commit("g", {("idle", B, 0): 4})
+    sample.clock.advance(1.2 * HOUR_MS / 1000)
+    return sample
+
+
+def rows(sample: Sample) -> list[dict[str, Any]]:
+    columns = ["committedOffset", "maxOffset", "lag", "lagMs"]
+    found: list[dict[str, Any]] = engine.read_table(sample.store, "consumer_offsets").select(columns).to_pylist()
+    return found
+
+
+def expire_before_runs(sample: Sample, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    """Let retention come just before the next look at a log's runs."""
+    look = RunIndex.list_runs
+
+    def late(self: RunIndex, *args: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        assert expire(sample.store.log(), **options).segments
+        return look(self, *args, **more)
+
+    monkeypatch.setattr(RunIndex, "list_runs", late)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_an_idle_queue_that_expires_keeps_its_end(meanwhile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = idle_queue()
+    if meanwhile:
+        expire_before_runs(sample, monkeypatch)
+    else:
+        assert expire(sample.store.log()).segments
+    engine.reput(sample.store)
+    assert sample.bounds()[0] == 10
+    assert rows(sample) == [{"committedOffset": 4, "maxOffset": 10, "lag": 6, "lagMs": None}]
+
+
+def test_a_range_that_expires_while_its_rows_are_made_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The queue gets more messages behind the range: where the log starts now, it ends elsewhere than in the range.
+    sample = idle_queue()
+    log = sample.store.log()
+    start = sample.bounds()[1] - 1
+    roll(log, min_commits=1)
+    put(sample, "idle", 3)
+    sample.clock.advance(2 * HOUR_MS / 1000)
+    roll(log, min_commits=1)
+    put(sample, "busy", 1)
+    roll(log, min_commits=1)
+    expire_before_runs(sample, monkeypatch, before_ms=sample.clock.now_ms())
+    with pytest.raises(DataExpiredError):
+        OffsetHistory(log).rows(start, start + 1)
+    assert sample.bounds()[0] > start
+    engine.reput(sample.store)
+    assert rows(sample) == []
