@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_messages import Sample, as_rows
 
+from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.java_hash import java_hash
-from rmq_spark.tables import kernel
+from rmq_spark.tables import engine, kernel, range_rows
 from rmq_spark.tables.range_rows import RangeRows
 from rmq_spark.tables.schemas import CONSUMEQUEUE, INDEX, TABLES
 
@@ -100,3 +101,30 @@ def test_schemas_are_what_the_kernel_makes() -> None:
     empty = batch.slice(0, 0)
     assert kernel.plain(kernel.consumequeue_rows(empty), CONSUMEQUEUE).num_rows == 0
     assert kernel.plain(kernel.index_rows(empty), INDEX).num_rows == 0
+
+
+@pytest.mark.parametrize("counts", [(5, 200), (100, 100), (200, 5)])
+def test_many_topics_in_a_range_that_is_made_piece_by_piece(
+    counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One piece's topics may fit into small numbers when another's, or those of both, do not.
+    sample = Sample.new(3)
+    first = 0
+    for count in counts:
+        topics = [f"t{number:03d}" for number in range(first, first + count)]
+        messages = [
+            MessageBatch.of(topic=topic, queue_id=0, msg_id=f"{topic}-id", body=b"x", born_timestamp_ms=0, keys="k")
+            for topic in topics
+        ]
+        sample.store.log().append(MessageBatch.merge(messages))
+        first += count
+    whole = RangeRows(sample.store.log()).make(0, first, TABLES)
+    monkeypatch.setattr(range_rows, "_HELD_BYTES", 1)
+    pieces = RangeRows(sample.store.log()).make(0, first, TABLES)
+    for name, rows in pieces.items():
+        assert as_rows(kernel.plain(rows, TABLES[name].schema)) == as_rows(
+            kernel.plain(whole[name], TABLES[name].schema)
+        )
+    assert pieces["index"].num_rows == 2 * first
+    assert engine.reput(sample.store).rows["index"] == 2 * first
+    assert set(engine.read_table(sample.store, "index")["topic"].to_pylist()) == {f"t{n:03d}" for n in range(first)}
