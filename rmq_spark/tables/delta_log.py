@@ -7,7 +7,9 @@ how a range could enter a table twice. docs/decisions/0008 has the argument; tes
 and delta-spark, too.
 
 A log is followed by name: version N + 1 is read when it is there. A table that was dropped and made anew has other
-versions under the same names; so, before version N + 1 is believed, version N must be the one that was read before.
+versions under the same names; so, before version N + 1 is believed, version N must be the one that was read before. The
+same is asked before version N + 1 is written, and after: a writer that slept while its table was dropped finds the name
+free, or made anew with N versions, and must not add to that.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
+from rmq_spark.errors import CorruptDataError, ExistsError, NotFoundError, UnsupportedVersionError
 from rmq_spark.storage.base import Storage
 from rmq_spark.tables import delta_actions
 from rmq_spark.tables.delta_actions import DataFile
@@ -106,7 +108,7 @@ class DeltaLog:
         """Add the next version, which everybody sees as a whole; the snapshot must be fresh.
 
         Raises:
-            ExistsError: somebody else added it first; nothing was changed.
+            ExistsError: somebody else added it first, or dropped the table; nothing was changed.
             OutcomeUnknownError, UnavailableError: as `Storage.create_if_absent`.
         """
         if self.snapshot is None:
@@ -126,14 +128,33 @@ class DeltaLog:
         lines = [{"commitInfo": info}, *actions]
         data = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines).encode()
         version = self.snapshot.version + 1
+        if version and not self._is_still_there():
+            raise self._dropped()
         try:
             self.storage.create_if_absent(self.entry(version), [data], durable=True)
         except BaseException:
             if version == 0:
                 self.snapshot = None
             raise
+        if version and not self._is_still_there():
+            # Dropped between the look and the create. The entry is a moment old, and nobody's: take it back.
+            self.storage.delete(self.entry(version))
+            raise self._dropped()
         self._take(self.snapshot, version, data)
         return self.snapshot
+
+    def _is_still_there(self) -> bool:
+        """Whether the table whose snapshot this is has neither been dropped nor made anew."""
+        if self._last_bytes or self.snapshot is None:
+            return self._is_same_table()
+        # Its last entry was cleaned up, and the checkpoint alone was read: ask for the table's own id.
+        found = DeltaLog(self.storage, self.spec).refresh()
+        mine = self.snapshot
+        return found is not None and found.metadata["id"] == mine.metadata["id"] and found.version >= mine.version
+
+    def _dropped(self) -> ExistsError:
+        self.snapshot = None
+        return ExistsError("the table was dropped, or made anew, meanwhile", directory=self.directory)
 
     def write_checkpoint(self) -> None:
         """Write the whole state as one file, so that readers need not read every version."""

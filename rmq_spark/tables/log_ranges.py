@@ -14,7 +14,7 @@ from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 from rmq_spark.tables import upkeep
-from rmq_spark.tables.delta_actions import DataFile, transaction
+from rmq_spark.tables.delta_actions import DELETED_FILES_KEPT_MS, DataFile, transaction
 from rmq_spark.tables.delta_log import DeltaLog, check_mark
 from rmq_spark.tables.schemas import TABLES
 
@@ -113,12 +113,13 @@ class LogRanges:
         """
         delta, clock = self.deltas[table], self._store.clock
         while True:
+            now = clock.now_ms()
             try:
                 self.check_mark(table, current)
+                _refuse_old(files, now)
             except OvertakenError:
                 upkeep.discard(self._store.storage, delta.spec, files)
                 raise
-            now = clock.now_ms()
             actions = [file.add(data_change=True) for file in files]
             actions.append(transaction(delta.spec.app_id(self.broker), current.end, now))
             try:
@@ -126,3 +127,9 @@ class LogRanges:
             except ExistsError:
                 continue  # another broker's range, or a merge of files: look again
             return
+
+
+def _refuse_old(files: Sequence[DataFile], now_ms: int) -> None:
+    """Refuse files that upkeep may have taken for those of a dead writer: ours slept since it wrote them."""
+    if any(now_ms - file.modified_ms > DELETED_FILES_KEPT_MS // 2 for file in files):
+        raise OvertakenError("the range's files were written too long ago; they are made again")

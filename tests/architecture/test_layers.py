@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "clock": set[str](),
     "model": CORE,
     "filter": CORE,
-    "storage": {"fsspec", "hdfs_native", "obstore"},
+    "storage": {"fsspec", "hdfs_native", "obstore", "pyarrow"},  # of Arrow its memory pool only
     "log": CORE | {"isal"},
     "client": CORE,
     "tables": CORE,

@@ -37,7 +37,7 @@ def test_blocks_of_a_segment_end_with_commits(commits: list[int]) -> None:
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.lists(st.integers(1, 60), min_size=1, max_size=30))
-def test_every_row_is_in_one_block_and_blocks_are_neither_empty_nor_too_large(runs: list[int], steps: list[int]) -> None:
+def test_every_row_is_in_one_block_of_a_fair_size(runs: list[int], steps: list[int]) -> None:
     rows = sum(runs)
     times = np.repeat(np.arange(len(steps)), steps)
     times = np.sort(np.resize(times, rows))
