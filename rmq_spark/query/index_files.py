@@ -33,6 +33,7 @@ FILES_KEPT: Final = 1024
 """So many footers are kept: up to 500 KB each."""
 _TAIL: Final = 256 * 1024
 _PLACES: Final = ("topic", "commitOffset", "queueId", "queueOffset")
+_BROKER: Final = "brokerName"
 _HEADER_MARK: Final = 0x15
 """Thrift's mark of the next field when it is a 32-bit integer."""
 
@@ -142,8 +143,10 @@ class IndexFiles:
         self._storage = storage
         self._kept: OrderedDict[str, _Footer] = OrderedDict()
 
-    def find(self, files: Iterable[DataFile], hashes: Mapping[int, set[str]], stats: LookupStats) -> IndexHits:
-        """Places of messages that have a key with one of the hashes in one of its topics, in no order.
+    def find(
+        self, files: Iterable[DataFile], broker: str, hashes: Mapping[int, set[str]], stats: LookupStats
+    ) -> IndexHits:
+        """Places of a broker's messages that have a key with one of the hashes in one of its topics, in no order.
 
         A hash is not a key: whoever asks compares the keys themselves.
 
@@ -158,9 +161,11 @@ class IndexFiles:
                 continue
             footer = self._footer(file, stats)
             stats.files += 1
+            # Another engine may have put rows of several brokers into one file; only then the rows say whose they are.
+            owner = broker if file.broker is None else None
             for value in wanted:
                 for group in footer.groups_with(value):
-                    found += self._hits(footer, group, value, hashes[value], stats)
+                    found += self._hits(footer, group, value, hashes[value], stats, owner=owner)
         if not found:
             none = np.empty(0, np.int64)
             return IndexHits(none, none, none, ())
@@ -168,15 +173,22 @@ class IndexFiles:
         commit, queue, offset = (table[name].to_numpy().astype(np.int64) for name in _PLACES[1:])
         return IndexHits(commit, queue, offset, tuple(table["topic"].to_pylist()))
 
-    def _hits(self, footer: _Footer, group: int, value: int, topics: set[str], stats: LookupStats) -> list[pa.Table]:
+    def _hits(
+        self, footer: _Footer, group: int, value: int, topics: set[str], stats: LookupStats, *, owner: str | None
+    ) -> list[pa.Table]:
+        """Places in a row group; of one broker's rows only where an owner is named."""
         rows = self._rows_with(footer, group, value, stats)
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         if not count:
             return []
-        places = self._decoded(footer, group, _PLACES, stats)
+        columns = _PLACES if owner is None else (*_PLACES, _BROKER)
+        places = self._decoded(footer, group, columns, stats)
         places = places.slice(rows.start, count) if isinstance(rows, slice) else places.take(pa.array(rows))
         # Other topics have keys with this hash, too, now and then.
         mine = [topic in topics for topic in places["topic"].to_pylist()]
+        if owner is not None:
+            mine = [ours and name == owner for ours, name in zip(mine, places[_BROKER].to_pylist(), strict=True)]
+            places = places.select(_PLACES)
         return [places if all(mine) else places.filter(pa.array(mine))]
 
     def _rows_with(self, footer: _Footer, group: int, value: int, stats: LookupStats) -> slice | I64:

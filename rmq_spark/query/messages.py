@@ -224,7 +224,7 @@ class MessageQuery:
                 hashes.setdefault(kernel.key_hash(topic, asked.text), set()).add(topic)
             with self._lock:
                 try:
-                    return self._files.find(chosen, hashes, stats.index)
+                    return self._files.find(chosen, broker, hashes, stats.index)
                 except NotFoundError as error:
                     raise _IndexChangedError(str(error)) from error
 

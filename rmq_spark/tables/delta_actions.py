@@ -34,6 +34,8 @@ CONFIGURATION: Final = {
 
 _TEXT_MAX: Final = 64
 """Texts in statistics are cut to so many characters."""
+_BROKER: Final = "brokerName"
+"""Never cut: from a file's least and greatest broker one sees whether its rows are of one broker, and of which."""
 _LAST: Final = "\U0010ffff"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -66,7 +68,7 @@ class DataFile:
     @property
     def broker(self) -> str | None:
         """Whose log its rows are of; None when that is not known, or there are several."""
-        low, high = self.least.get("brokerName"), self.greatest.get("brokerName")
+        low, high = self.least.get(_BROKER), self.greatest.get(_BROKER)
         return low if low == high else None
 
     @property
@@ -123,7 +125,7 @@ def describe(path: str, size: int, modified_ms: int, rows: pa.Table, spec: Table
         found = pc.min_max(column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).as_py()
         scale = 1000 if pa.types.is_timestamp(rows[name].type) else 1
         least[name], greatest[name] = (value // scale if scale > 1 else value for value in found.values())
-        if isinstance(least[name], str):
+        if isinstance(least[name], str) and name != _BROKER:
             least[name], greatest[name] = least[name][:_TEXT_MAX], _bounded(greatest[name])
     text = json.dumps(
         {

@@ -80,7 +80,10 @@ def trim(delta: DeltaLog, starts: Mapping[str, int], clock: Clock, hold: Hold) -
     """Take out rows below the logs' starts."""
     snapshot = delta.refresh()
     for file in list(snapshot.files.values()) if snapshot else ():
-        start = starts.get(file.broker or "", 0)
+        if file.broker is None:
+            _split(delta, file, starts, clock, hold)
+            continue
+        start = starts.get(file.broker, 0)
         first, end = file.span
         if first >= start:
             continue
@@ -90,8 +93,28 @@ def trim(delta: DeltaLog, starts: Mapping[str, int], clock: Clock, hold: Hold) -
             rows = data_files.read(delta.storage, delta.spec, file)
             rows = rows.filter(pc.greater_equal(rows[POSITION], start))
             if rows.num_rows:
-                kept = [_write(delta, file.broker or "", rows, (start, end), clock)]
+                kept = [_write(delta, file.broker, rows, (start, end), clock)]
         _replace(delta, [file], kept, clock, "DELETE", data_change=True)
+
+
+def _split(delta: DeltaLog, file: DataFile, starts: Mapping[str, int], clock: Clock, hold: Hold) -> None:
+    """Trim a file of several brokers into one for each, if any of their starts lies behind its first row.
+
+    Also if no row has to go: it would be read again each time otherwise.
+    """
+    first, end = file.span
+    if first >= max(starts.values(), default=0):
+        return
+    hold()
+    rows = data_files.read(delta.storage, delta.spec, file)
+    kept: list[DataFile] = []
+    for broker in sorted(rows["brokerName"].unique().drop_null().to_pylist()):
+        start = starts.get(broker, 0)
+        mine = rows.filter(pc.and_(pc.equal(rows["brokerName"], broker), pc.greater_equal(rows[POSITION], start)))
+        if mine.num_rows:
+            kept.append(_write(delta, broker, mine, (max(first, start), end), clock))
+    changed = sum(one.rows or 0 for one in kept) != rows.num_rows
+    _replace(delta, [file], kept, clock, "DELETE" if changed else "OPTIMIZE", data_change=changed)
 
 
 def merge(delta: DeltaLog, clock: Clock, hold: Hold) -> None:
@@ -104,8 +127,7 @@ def merge(delta: DeltaLog, clock: Clock, hold: Hold) -> None:
         hold()
         files = [file for run in due for file in run.files]
         tables = [data_files.read(delta.storage, delta.spec, file) for file in files]
-        rows = data_files.in_order(pa.concat_tables(tables).combine_chunks(), delta.spec)
-        merged = _write(delta, due[0].broker, rows, (due[0].first, due[-1].end), clock)
+        merged = _write(delta, due[0].broker, pa.concat_tables(tables), (due[0].first, due[-1].end), clock)
         if not _replace(delta, files, [merged], clock, "OPTIMIZE", data_change=False):
             return
 
@@ -231,6 +253,8 @@ def _by_broker(snapshot: Snapshot) -> list[list[Run]]:
 
 
 def _write(delta: DeltaLog, broker: str, rows: pa.Table, span: tuple[int, int], clock: Clock) -> DataFile:
+    """Write rows in the table's order, which files of other engines need not have."""
+    rows = data_files.in_order(rows.combine_chunks(), delta.spec)
     name = data_files.file_name(broker, *span, clock.token())
     return data_files.write(delta.storage, delta.spec, rows, name, clock)
 

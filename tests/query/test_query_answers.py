@@ -278,6 +278,57 @@ def test_an_index_that_another_engine_wrote_gives_the_same_answers(layout: dict[
     check(sample, MessageQuery(sample.store), random.Random(12), 25)
 
 
+def compact_index(sample: Sample) -> None:
+    """Put the rows of all brokers into one file, in no order, as another engine's compaction does."""
+    spec, storage = TABLES["index"], sample.store.storage
+    delta = DeltaLog(storage, spec)
+    snapshot = delta.refresh()
+    assert snapshot is not None
+    files = list(snapshot.files.values())
+    rows = pa.concat_tables([data_files.read(storage, spec, file) for file in files])
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, row_group_size=500)
+    path = f"part-00001-{sample.clock.token()}.snappy.parquet"
+    storage.create_if_absent(f"{spec.root}/{path}", [sink.getvalue()])
+    added = describe(path, sink.getvalue().size, 0, rows, spec)
+    assert added.broker is None
+    actions = [file.remove(data_change=False, now_ms=0) for file in files]
+    delta.commit([*actions, added.add(data_change=False)], "OPTIMIZE", 0, sample.clock.token())
+
+
+def test_a_file_of_several_brokers_gives_each_its_own_messages() -> None:
+    brokers = ("broker-0", "broker-1")
+    sample = Sample.new(16)
+    for topic in ("orders", "payments"):
+        sample.store.create_topic(topic, brokers=brokers)
+    sample.grow(40, brokers)
+    for broker in brokers:
+        sample.roll(broker)  # in a segment, a place of the other broker's log is damage
+    engine.reput(sample.store)
+    compact_index(sample)
+    query = MessageQuery(sample.store)
+    check(sample, query, random.Random(1), 25, brokers)
+    sample.grow(10, brokers)
+    engine.reput(sample.store)
+    check(sample, query, random.Random(2), 25, brokers)
+
+
+def test_brokers_with_long_names_are_told_apart() -> None:
+    brokers = ("b" * 126 + "1", "b" * 126 + "2")
+    sample = Sample.new(17)
+    sample.store.create_topic("orders", brokers=brokers)
+    sample.grow(30, brokers)
+    engine.reput(sample.store)
+    snapshot = DeltaLog(sample.store.storage, TABLES["index"]).refresh()
+    assert snapshot is not None
+    assert {file.broker for file in snapshot.files.values()} == set(brokers)
+    keys = {key for one in sample.sent if one.topic == "orders" for key in one.single_keys}
+    query = MessageQuery(sample.store)
+    for key in sorted(keys):
+        wanted = [m for m in sample.visible(brokers) if m.topic == "orders" and key in m.single_keys and m.kind != 0xC]
+        assert places(query.by_key("orders", key)) == expected(wanted, LIMIT)
+
+
 def test_a_key_is_found_in_one_row_group_without_reading_the_others() -> None:
     sample = Sample.new(13)
     rows = 40_000

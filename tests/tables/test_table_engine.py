@@ -20,7 +20,7 @@ from rmq_spark.errors import (
     UnsupportedVersionError,
 )
 from rmq_spark.storage.open import open_storage
-from rmq_spark.tables import consumer_offsets, engine, kernel, upkeep
+from rmq_spark.tables import consumer_offsets, data_files, engine, kernel, upkeep
 from rmq_spark.tables.delta_log import DeltaLog
 from rmq_spark.tables.lease import LEASE_MS, TableLease
 from rmq_spark.tables.schemas import TABLES
@@ -125,6 +125,44 @@ def test_trimming_drops_whole_files_without_reading_them(monkeypatch: pytest.Mon
     monkeypatch.undo()
     assert start == 0
     assert found(sample.store) == sample.expected()
+
+
+def compact(store: Store, table: str, brokers: tuple[str, ...]) -> None:
+    """Put all rows into one file, in no order, as another engine's compaction does."""
+    delta = DeltaLog(store.storage, TABLES[table])
+    snapshot = delta.refresh()
+    assert snapshot is not None
+    files = list(snapshot.files.values())
+    assert {file.broker for file in files} == set(brokers)
+    rows = pa.concat_tables([data_files.read(store.storage, delta.spec, file) for file in files])
+    order = list(range(rows.num_rows))
+    random.Random(1).shuffle(order)
+    added = data_files.write(store.storage, delta.spec, rows.take(pa.array(order)), f"part-{table}", store.clock)
+    actions = [file.remove(data_change=False, now_ms=0) for file in files]
+    delta.commit([*actions, added.add(data_change=False)], "OPTIMIZE", 0, store.clock.token())
+
+
+@pytest.mark.parametrize("brokers", [("broker-0",), ("broker-0", "broker-1")])
+def test_retention_trims_files_that_another_engine_has_compacted(brokers: tuple[str, ...]) -> None:
+    sample = Sample.new(9)
+    sample.store.create_topic("orders", brokers=brokers)
+    sample.grow(60, brokers)
+    for broker in brokers:
+        sample.roll(broker)
+    engine.reput(sample.store, range_messages=100)
+    for table in TABLES:
+        compact(sample.store, table, brokers)
+    for broker in brokers:  # the first time, the file holds messages below one broker's start and above the other's
+        assert sample.expire(broker) > 0
+        engine.reput(sample.store)
+        assert found(sample.store) == sample.expected(brokers)
+    for table in TABLES:
+        snapshot = DeltaLog(sample.store.storage, TABLES[table]).refresh()
+        assert snapshot is not None
+        assert {file.broker for file in snapshot.files.values()} == set(brokers)
+        for file in snapshot.files.values():
+            rows = data_files.read(sample.store.storage, TABLES[table], file)
+            assert rows.equals(data_files.in_order(rows, TABLES[table])), "a file says that it is sorted"
 
 
 def test_an_expired_gap_between_mark_and_log_is_stepped_over() -> None:
