@@ -15,7 +15,7 @@ from rmq_spark.client.store import Store
 from rmq_spark.client.time_search import QueueKey, QueueTimes, by_broker
 from rmq_spark.errors import InvalidRequestError, NotFoundError, PreconditionFailedError
 from rmq_spark.log.append import Expect
-from rmq_spark.log.folds import ConsumerOffsets, GroupConfigs, LastCommit
+from rmq_spark.log.folds import MAX_OFFSET, ConsumerOffsets, GroupConfigs, LastCommit
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.state import LogState
 from rmq_spark.log.time_search import Queue
@@ -185,7 +185,7 @@ class GroupOffsets:
         is one append a broker: all of a broker's queues or none. Doing it again is harmless, after any error.
 
         Raises:
-            InvalidRequestError: an illegal name, or an offset below 0.
+            InvalidRequestError: an illegal name, or an offset below 0 or from 2^63 on.
             NotFoundError: there is no such topic or queue.
             LostRaceError, UnavailableError, OutcomeUnknownError: as `CommitLog.append`; offsets of other brokers may
                 have been written.
@@ -318,8 +318,10 @@ class GroupOffsets:
                 raise NotFoundError("no such topic", topic=topic)
             if not 0 <= queue < found.queues.get(broker, 0):
                 raise NotFoundError("no such queue", topic=topic, broker=broker, queue=queue, queues=dict(found.queues))
-            if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-                raise InvalidRequestError("an offset is a number from 0 on", topic=topic, queue=queue, offset=offset)
+            if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= MAX_OFFSET:
+                raise InvalidRequestError(
+                    "an offset is a number from 0 on and below 2^63", topic=topic, queue=queue, offset=offset
+                )
 
     def _plan(self, group: str, topic: str | None, to: Target) -> _Plans:
         """What a reset would change."""

@@ -18,6 +18,10 @@ from rmq_spark.log.queues import Queues
 _BAD: Final = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
 """What a body raises that is no JSON, or not what its fold reads."""
 
+MAX_OFFSET: Final = (1 << 63) - 1
+MAX_QUEUE: Final = (1 << 31) - 1
+"""Offsets have 64 bits and queue ids 32 in files and tables, as in RocketMQ; numbers in JSON have no bounds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -40,7 +44,7 @@ class Fold(Protocol):
 
     @staticmethod
     def check(value: dict[str, Any]) -> None:
-        """Raise KeyError or TypeError unless `apply` can take in a record with this value."""
+        """Raise KeyError, TypeError or ValueError unless `apply` can take in a record with this value."""
 
     def apply(self, record: Record, queues: Queues) -> None:
         """Take in the next record. Must depend on nothing but the records so far."""
@@ -143,6 +147,16 @@ class ConsumerOffsets:
 
     @staticmethod
     def check(value: dict[str, Any]) -> None:
+        ConsumerOffsets.check_form(value)
+        if value.get("deleted"):
+            return
+        for queue, offset in value["offsets"].items():
+            if not (int(queue) <= MAX_QUEUE and 0 <= offset <= MAX_OFFSET):
+                raise ValueError("offsets and queue ids must not be below 0, nor be too large")
+
+    @staticmethod
+    def check_form(value: dict[str, Any]) -> None:
+        """As `check`, but take numbers of any size: logs of older versions may hold those."""
         _need(value["group"], str, "group")
         if value.get("deleted"):
             return

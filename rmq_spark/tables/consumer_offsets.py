@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError
-from rmq_spark.log.folds import ConsumerOffsets
+from rmq_spark.log.folds import MAX_OFFSET, MAX_QUEUE, ConsumerOffsets
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.run_table import RunIndex
 from rmq_spark.log.scan import Query
@@ -63,15 +63,18 @@ def offset_commits(batch: pa.RecordBatch) -> pa.RecordBatch:
     for body, place, store_ms in zip(batch.column("body").to_pylist(), places, times, strict=True):
         try:
             value = json.loads(body)
-            ConsumerOffsets.check(value)
+            ConsumerOffsets.check_form(value)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptDataError("an offset commit cannot be read", offset=place, reason=str(error)) from error
         if value.get("deleted"):
             rows.append((value["group"], None, None, None, place, store_ms * 1000))
             continue
+        # Older versions let any numbers in, and one that a column cannot hold must not stop the table for ever. An
+        # offset gets the nearest that there is, which leaves the lag right; queues with such ids never had messages.
         rows += [
-            (value["group"], value["topic"], int(queue), offset, place, store_ms * 1000)
+            (value["group"], value["topic"], int(queue), min(max(offset, 0), MAX_OFFSET), place, store_ms * 1000)
             for queue, offset in value["offsets"].items()
+            if int(queue) <= MAX_QUEUE
         ]
     columns = list(zip(*rows, strict=True)) or [()] * len(OFFSET_COMMITS)
     arrays = [

@@ -119,6 +119,7 @@ class TestCommit:
             ("g", ("orders", B, 4), 1, NotFoundError),
             ("g", ("orders", B, -1), 1, NotFoundError),
             ("g", ("orders", B, 0), -1, InvalidRequestError),
+            ("g", ("orders", B, 0), 2**63, InvalidRequestError),
             ("g", ("orders", B, 0), True, InvalidRequestError),
             ("g", ("orders", B, 0), 1.5, InvalidRequestError),
         ],
@@ -132,7 +133,23 @@ class TestCommit:
         assert groups.groups() == []
         assert end(store) == 0
 
-    @pytest.mark.parametrize("changed", [{"topic": ""}, {"member": 7}, {"member": True}, {"offsets": {"0": True}}])
+    def test_the_greatest_offset_is_one_that_tables_can_hold(self, store: Store) -> None:
+        groups = GroupOffsets(store)
+        assert groups.commit("g", {("orders", B, 0): 2**63 - 1})
+        assert by_queue(groups.lag("g"))["orders", B, 0].lag == 0
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"topic": ""},
+            {"member": 7},
+            {"member": True},
+            {"offsets": {"0": True}},
+            {"offsets": {"0": -1}},
+            {"offsets": {"0": 2**63}},
+            {"offsets": {str(2**31): 1}},
+        ],
+    )
     def test_records_that_could_not_be_read_back_are_refused(self, store: Store, changed: dict[str, object]) -> None:
         body = json.dumps({"group": "g", "topic": "orders", "offsets": {"0": 1}, **changed}).encode()
         record = MessageBatch.of(topic=ConsumerOffsets.topic, queue_id=0, msg_id="1", body=body, born_timestamp_ms=0)

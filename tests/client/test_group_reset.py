@@ -158,6 +158,7 @@ class TestRefused:
             ("g", None, {("t", "x", 0): 1}, NotFoundError, "no such queue"),
             ("g", None, {("t", B, 0): 4}, InvalidRequestError, "outside of what the queue holds"),
             ("g", None, {("t", B, 0): -1}, InvalidRequestError, "from 0 on"),
+            ("g", None, {("t", B, 0): 2**63}, InvalidRequestError, "from 0 on"),
         ],
     )
     def test_bad_requests_change_nothing(

@@ -10,6 +10,7 @@ from sample_messages import HOUR_MS, Sample
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.errors import DataExpiredError
 from rmq_spark.log.expire import expire
+from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.run_table import RunIndex
@@ -94,3 +95,17 @@ def test_a_range_that_expires_while_its_rows_are_made_is_left(monkeypatch: pytes
     assert sample.bounds()[0] > start
     engine.reput(sample.store)
     assert rows(sample) == []
+
+
+def test_numbers_that_no_column_holds_do_not_stop_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Logs of older versions may hold such records; now they are refused.
+    sample = Sample.new(2)
+    sample.store.create_topic("orders", queues=1)
+    put(sample, "orders", 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(ConsumerOffsets, "check", lambda value: None)
+        for offsets in ({"0": 2**63}, {"0": -1}, {"0": 2, str(2**31): 1}):
+            sample._state(B, ConsumerOffsets.topic, {"group": "g", "topic": "orders", "offsets": offsets})
+    engine.reput(sample.store)
+    found = [(row["committedOffset"], row["maxOffset"], row["lag"]) for row in rows(sample)]
+    assert found == [(2**63 - 1, 3, 0), (0, 3, 3), (2, 3, 1)]
