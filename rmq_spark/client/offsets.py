@@ -64,7 +64,7 @@ class OffsetChange:
     redelivered: int
     """Messages that are held and will be consumed again."""
     skipped: int
-    """Messages that are held, were not consumed, and will not be."""
+    """Messages that are held, were not consumed, and will not be; where nothing was committed, none was consumed."""
 
     @property
     def changed(self) -> bool:
@@ -333,14 +333,16 @@ class GroupOffsets:
             for (name, queue), after in mine.items():
                 before = committed.get((name, broker, queue))
                 first, end = bounds[name, queue]
+                # Where nothing was committed, all that is held is lag: so it is skipped if it will not be consumed.
+                reached = first if before is None else before
                 change = OffsetChange(
                     topic=name,
                     broker=broker,
                     queue=queue,
                     before=before,
                     after=after,
-                    redelivered=0 if before is None else max(0, min(before, end) - max(after, first)),
-                    skipped=0 if before is None else max(0, min(after, end) - max(before, first)),
+                    redelivered=max(0, min(reached, end) - max(after, first)),
+                    skipped=max(0, min(after, end) - max(reached, first)),
                 )
                 plans.setdefault(broker, []).append(change)
         return plans

@@ -100,7 +100,7 @@ class TestTargets:
     def test_a_group_may_be_set_before_it_first_consumes(self, store: Store) -> None:
         groups = GroupOffsets(store)
         changes = groups.reset("new", "t", to=10_000)
-        assert brief(changes) == [(0, None, 1, 0, 0), (1, None, 0, 0, 0)]
+        assert brief(changes) == [(0, None, 1, 0, 1), (1, None, 0, 0, 0)]
         assert groups.committed("new") == {("t", B, 0): 1, ("t", B, 1): 0}
         assert not groups.activity("new").active
 
@@ -116,6 +116,15 @@ class TestTargets:
         assert groups.committed("g") == {("t", B, 0): 3, ("t", B, 1): 1, ("u", B, 0): 5}
         assert groups.committed("h") == {("t", B, 0): 1}
 
+    def test_what_was_lag_on_a_queue_without_a_commit_is_skipped(self, store: Store) -> None:
+        groups = GroupOffsets(store)
+        groups.commit("h", {("t", B, 0): 1})
+        lags = [each.lag for each in groups.lag("h")]
+        assert lags == [2, 1]
+        changes = groups.reset("h", to="latest", force=True)
+        assert brief(changes) == [(0, 1, 3, 0, 2), (1, None, 1, 0, 1)]
+        assert [each.skipped for each in changes] == lags
+
     def test_messages_that_expired_are_not_counted(self, clock: ManualClock) -> None:
         with memory_store(clock, retention_ms=2_500, segment_span_ms=1) as store:
             store.create_topic("t", queues=1)
@@ -129,6 +138,7 @@ class TestTargets:
             assert brief(groups.reset("g", to="earliest", force=True)) == [(0, 5, 4, 1, 0)]
             groups.commit("g", {("t", B, 0): 1})
             assert brief(groups.reset("g", to="latest", force=True)) == [(0, 1, 6, 0, 2)]
+            assert brief(groups.reset("new", "t", to="latest")) == [(0, None, 6, 0, 2)]
 
     def test_several_brokers(self, clock: ManualClock) -> None:
         with memory_store(clock) as store:
@@ -327,7 +337,7 @@ def test_what_is_redelivered_and_skipped_is_counted(befores: list[int | None], a
             consumed = set() if before is None else set(range(before))
             delivered = set(range(after, 10))
             redelivered = {offset for offset in delivered if offset in consumed}
-            skipped = set() if before is None else set(range(10)) - consumed - delivered
+            skipped = set(range(10)) - consumed - delivered
             assert (change.before, change.after) == (before, after)
             assert change.skipped == len(skipped)
             assert change.redelivered == len(redelivered)
