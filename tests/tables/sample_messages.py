@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from rmq_spark.client.store import Store
 from rmq_spark.clock import ManualClock, SystemClock
+from rmq_spark.errors import PreconditionFailedError
 from rmq_spark.log.expire import expire
 from rmq_spark.log.folds import ConsumerOffsets, Truncations
 from rmq_spark.log.message_batch import MessageBatch
@@ -23,6 +25,7 @@ from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import write_row_file
 from rmq_spark.model.java_hash import java_hash
 from rmq_spark.model.settings import LogSettings
+from rmq_spark.tables.lease import LEASE_MS
 
 HOUR_MS = 3_600_000
 SETTINGS = LogSettings(
@@ -100,6 +103,17 @@ class Sample:
         clock = clock or ManualClock()
         store = Store.create(uri, settings=SETTINGS, clock=clock, options=options)
         return cls(store, clock, random.Random(seed))
+
+    def outlast(self, work: Callable[[], object]) -> None:
+        """Do `work` once the lease of whoever sleeps has run out; its other thread may still renew it once or twice."""
+        for _ in range(20):
+            self.clock.advance(LEASE_MS / 1000 + 1)
+            try:
+                work()
+            except PreconditionFailedError:
+                continue
+            return
+        raise AssertionError("the lease never ran out")
 
     # ------------------------------------------------------------ growing
 

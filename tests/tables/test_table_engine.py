@@ -353,8 +353,8 @@ def test_an_engine_that_slept_through_its_lease_doubles_nothing(seed: int, monke
     def slow(self: DeltaLog, *args: object) -> object:
         if not slept and draw.random() < 0.4:
             slept.append(self.spec.name)
-            sample.clock.advance(LEASE_MS / 1000 + 1)
-            engine.reput(Store(sample.store.storage, SETTINGS, sample.clock, read_only=False), range_messages=11)
+            other = Store(sample.store.storage, SETTINGS, sample.clock, read_only=False)
+            sample.outlast(lambda: engine.reput(other, range_messages=11))
         return commit(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DeltaLog, "commit", slow)
