@@ -166,14 +166,15 @@ class BrokerQuery:
         names = ("topic", "msgId" if asked.by_id else "keys")
         times = batch.column("storeTimestamp").cast(pa.int64()).to_pylist()
         rows = zip(*(batch.column(name).to_pylist() for name in names), times, strict=True)
-        flags = kernel.is_indexed(np.array(batch.column("sysFlag").to_pylist(), np.int32)).tolist()
+        # to_pylist: from a few rows it is quicker than Arrow's functions; a message need not have flags.
+        flags = kernel.is_indexed(np.array([flag or 0 for flag in batch.column("sysFlag").to_pylist()], np.int32))
         keep = [
             indexed
             and (topic == asked.topic if asked.topic is not None else kernel.has_rows(topic))
             and (text == asked.text if asked.by_id else asked.text in (text or "").split(" "))
             and (asked.from_ms is None or store_ms >= asked.from_ms)
             and (asked.to_ms is None or store_ms < asked.to_ms)
-            for indexed, (topic, text, store_ms) in zip(flags, rows, strict=True)
+            for indexed, (topic, text, store_ms) in zip(flags.tolist(), rows, strict=True)
         ]
         return batch if all(keep) else batch.filter(pa.array(keep))
 

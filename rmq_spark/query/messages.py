@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmq_spark.client.compression import decompress
 from rmq_spark.client.store import DEFAULT_BROKER, Store
@@ -103,7 +102,7 @@ class MessageQuery:
         """Messages with the id: a producer's id (UNIQ_KEY), in one topic or in all; or a place (offset id) if none has.
 
         An offset id's address says nothing here, as no broker runs anywhere; its log offset is looked up on the
-        brokers that are asked.
+        brokers that are asked. Messages of the engine's own topics are found only where the topic is named.
 
         Raises:
             as `by_key`.
@@ -135,8 +134,8 @@ class MessageQuery:
         if len(brokers) > 1:
             raise InvalidRequestError("the topic is on several brokers; name one", topic=topic, brokers=brokers)
         stats = QueryStats()
-        [found] = [self._on(name).queue_range(topic, queue, (start, end), _checked(limit), stats) for name in brokers]
-        return self._answer([found], limit, stats)
+        found = [self._on(name).queue_range(topic, queue, (start, end), _checked(limit), stats) for name in brokers]
+        return self._answer(found, limit, stats)
 
     def by_time(
         self,
@@ -210,6 +209,8 @@ class MessageQuery:
 
     def _index_of(self, broker: str, mine: BrokerQuery, asked: Asked, stats: QueryStats) -> Index:
         """What the index knows: its mark, and a way to ask it."""
+        if asked.topic is not None and not kernel.has_rows(asked.topic):
+            return Index(None, _no_hits)  # it never has rows of this topic, however far it has come
         with self._lock:
             snapshot = self._delta.refresh()
             mark = snapshot.mark(TABLES["index"], broker) if snapshot else None
@@ -236,14 +237,13 @@ class MessageQuery:
         found = []
         for name in brokers:
             batch = self._on(name).fetch(Places(np.array([offset], np.int64)), stats)
-            if topic is not None:
-                batch = batch.filter(pc.equal(batch.column("topic"), topic))
-            keep = [kernel.has_rows(name) for name in batch.column("topic").to_pylist()]
+            topics = batch.column("topic").to_pylist()
+            keep = [kernel.has_rows(name) if topic is None else name == topic for name in topics]
             found.append(batch.filter(pa.array(keep, pa.bool_())))
         return self._answer(found, limit, stats)
 
     def _answer(self, found: Iterable[pa.RecordBatch], limit: int, stats: QueryStats) -> Answer:
-        parts = [decompress(batch) for batch in found if batch.num_rows]
+        parts = [decompress(_flagged(batch)) for batch in found if batch.num_rows]
         table = pa.Table.from_batches(parts, schema.MESSAGE)
         if len(parts) > 1:
             order = [("storeTimestamp", "descending"), ("brokerName", "ascending"), ("commitOffset", "descending")]
@@ -253,6 +253,19 @@ class MessageQuery:
 
 class _IndexChangedError(Exception):
     """A file of the index is gone: the table was changed or dropped since its log was read."""
+
+
+def _flagged(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with flags of 0 where messages have none: what reads them takes numbers only."""
+    at = batch.schema.get_field_index("sysFlag")
+    if not batch.column(at).null_count:
+        return batch
+    return batch.set_column(at, batch.schema.field(at), batch.column(at).fill_null(0))
+
+
+def _no_hits() -> IndexHits:
+    none = np.empty(0, np.int64)
+    return IndexHits(none, none, none, ())
 
 
 def _checked(limit: int) -> int:

@@ -13,6 +13,7 @@ from sample_messages import TOPICS, Sample, Sent
 
 from rmq_spark.client.compression import compress
 from rmq_spark.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.message_id import offset_id
 from rmq_spark.query.messages import LIMIT, Answer, MessageQuery
@@ -198,6 +199,52 @@ def test_state_messages_of_the_engine_are_not_found_by_place_or_id() -> None:
     broker, offset, _, _ = sample.offsets[0]
     assert broker == "broker-0"
     assert places(MessageQuery(sample.store).by_id(offset_id("10.0.0.1", 10911, offset))) == []
+
+
+@pytest.mark.parametrize("how", BUILDS)
+def test_state_messages_are_found_in_their_own_topic(how: str) -> None:
+    """No table has rows of them, so tables must not change the answer."""
+    sample = Sample.new(8).grow(30)
+    build(sample, how)
+    topic, offset = ConsumerOffsets.topic, sample.offsets[0][1]
+    query = MessageQuery(sample.store)
+    [(_, place, msg_id, body)] = places(query.by_id(offset_id("10.0.0.1", 10911, offset), topic=topic))
+    assert place == offset
+    assert places(query.by_id(msg_id, topic=topic)) == [("broker-0", offset, msg_id, body)]
+    assert topic not in query.by_id(msg_id).messages["topic"].to_pylist(), "only where it is asked for"
+    assert places(query.by_key(topic, "k-1")) == []
+
+
+def test_a_broker_that_does_not_hold_the_topic_has_no_messages() -> None:
+    sample = Sample.new(18)
+    sample.store.create_topic("orders", queues=1, brokers=["broker-0"])
+    sample.store.create_topic("payments", queues=1, brokers=["broker-1"])
+    sample.grow(10)
+    query = MessageQuery(sample.store)
+    assert places(query.by_queue("orders", 0, 0, 100, broker="broker-1")) == []
+    assert places(query.by_key("orders", "k-1", broker="broker-1")) == []
+    assert places(query.by_time("orders", broker="broker-1")) == []
+
+
+@pytest.mark.parametrize("how", BUILDS)
+def test_messages_without_flags_are_found(how: str) -> None:
+    sample = Sample.new(19)
+    table = pa.table(
+        {
+            "topic": ["orders"],
+            "queueId": pa.array([0], pa.int32()),
+            "msgId": ["A"],
+            "keys": ["k"],
+            "body": pa.array([b"x"], pa.binary()),
+            "bornTimestamp": pa.array([0], pa.timestamp("ms", tz="UTC")),
+            "sysFlag": pa.nulls(1, pa.int32()),
+        }
+    )
+    sample.store.log().append(MessageBatch.from_arrow(table))
+    build(sample, how)
+    query = MessageQuery(sample.store)
+    for answer in (query.by_id("A"), query.by_key("orders", "k"), query.by_queue("orders", 0, 0, 1)):
+        assert places(answer) == [("broker-0", 0, "A", b"x")]
 
 
 def test_bodies_are_plain_again() -> None:
