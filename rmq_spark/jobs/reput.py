@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from rmq_spark.cli.output import Output
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.jobs.following import MESSAGES, OFFSETS, follow
-from rmq_spark.jobs.job import Job, positive
+from rmq_spark.jobs.job import Job, positive, seconds
 from rmq_spark.spark import table_engine
 from rmq_spark.spark.table_tasks import PART_MESSAGES, Place
 from rmq_spark.tables import engine
 from rmq_spark.tables.engine import ReputResult
 from rmq_spark.tables.lease import LEASE_MS
+from rmq_spark.tables.log_ranges import check_brokers
 from rmq_spark.tables.schemas import TABLES
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def _job(name: str, purpose: str, examples: Sequence[str]) -> Job:
     add("--writer", choices=table_engine.WRITERS, default="files", help="tasks write the files, or delta-spark does")
     add("--delta-jars", metavar="DIR", type=Path, help="writer delta: where its jars are, if spark-submit has none")
     add("--part-messages", metavar="N", type=int, default=PART_MESSAGES, help="messages that a task reads")
-    add("--wait", metavar="SECONDS", type=float, help="wait so long for another engine; 0, or --lease")
+    add("--wait", metavar="SECONDS", type=seconds, help="wait so long for another engine; 0, or --lease")
     add("--lease", metavar="SECONDS", type=positive, default=LEASE_MS / 1000, help="others wait so long after a crash")
     add("--checkpoint", metavar="URI", help="continuous: where Spark remembers what it has seen")
     return job
@@ -79,6 +80,7 @@ def rebuild(arguments: Sequence[str] | None = None) -> int:
             raise InvalidRequestError("a rebuild ends; run reput.py --continuous after it")
         tables = tuple(given.table or TABLES)
         with job.open(given) as store:
+            check_brokers(store, given.broker)  # before anything is emptied
             spark = job.session(delta=given.writer == "delta", delta_jars=given.delta_jars)
             engine.empty(store, tables=tables, wait_s=given.wait or 0.0, lease_ms=int(given.lease * 1000))
             _show(job, given, _step(job, given, spark, store, tables))
@@ -90,6 +92,7 @@ def _advance(job: Job, given: argparse.Namespace, tables: Sequence[str]) -> None
     if given.continuous and not given.checkpoint:
         raise InvalidRequestError("--continuous needs --checkpoint: a directory of its own, not in the store")
     with job.open(given) as store:
+        check_brokers(store, given.broker)  # before Spark is started
         spark = job.session(delta=given.writer == "delta", delta_jars=given.delta_jars)
         if not given.continuous:
             _show(job, given, _step(job, given, spark, store, tables))

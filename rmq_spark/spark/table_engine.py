@@ -29,7 +29,7 @@ from rmq_spark.tables import data_files, engine
 from rmq_spark.tables.delta_actions import DataFile, data_file
 from rmq_spark.tables.engine import Progress, ReputResult, no_progress
 from rmq_spark.tables.lease import LEASE_MS, TableLease
-from rmq_spark.tables.log_ranges import LogRange, LogRanges, OvertakenError
+from rmq_spark.tables.log_ranges import LogRange, LogRanges, OvertakenError, check_brokers
 from rmq_spark.tables.range_rows import MESSAGE_TABLES, RangeRows
 from rmq_spark.tables.schemas import TABLES, TableSpec
 
@@ -92,6 +92,7 @@ def reput(
 
     Raises:
         InvalidRequestError: no such table or writer; a store in memory; a session without Delta.
+        NotFoundError: there is no such broker.
         PreconditionFailedError: another engine holds the lease, and still does after `wait_s` seconds.
         FencedError: the lease was lost on the way; what was committed stays, nothing is doubled.
         CorruptDataError: a log or a table is damaged, or a table is ahead of its log.
@@ -100,6 +101,7 @@ def reput(
         raise InvalidRequestError("a part has at least one message", part_messages=part_messages)
     if writer not in WRITERS:
         raise InvalidRequestError("no such writer", writer=writer, known=list(WRITERS))
+    check_brokers(store, brokers)
     place = place or Place(store.storage.uri)
     if place.uri.startswith("memory:"):
         raise InvalidRequestError("a store in memory is seen by one process only; use a path", store=place.uri)
@@ -132,6 +134,7 @@ def rebuild(spark: SparkSession, store: Store, **options: Any) -> ReputResult:
 
     Readers see the old rows, then none, then more and more.
     """
+    check_brokers(store, options.get("brokers"))  # before anything is emptied
     lease = {name: value for name, value in options.items() if name in ("tables", "wait_s", "lease_ms")}
     engine.empty(store, **lease)
     return reput(spark, store, **options)

@@ -29,7 +29,7 @@ from rmq_spark.tables import data_files, upkeep
 from rmq_spark.tables.delta_actions import DataFile
 from rmq_spark.tables.delta_log import DeltaLog
 from rmq_spark.tables.lease import LEASE_MS, TableLease
-from rmq_spark.tables.log_ranges import LogRange, LogRanges, OvertakenError
+from rmq_spark.tables.log_ranges import LogRange, LogRanges, OvertakenError, check_brokers
 from rmq_spark.tables.range_rows import RangeRows
 from rmq_spark.tables.schemas import TABLES, spec_of
 
@@ -100,6 +100,7 @@ def reput(
     Returns when everything that was in the logs at the beginning is in the tables.
 
     Raises:
+        NotFoundError: there is no such broker.
         PreconditionFailedError: another engine holds the lease, and still does after `wait_s` seconds.
         FencedError: the lease was lost on the way; what was committed stays, nothing is doubled.
         CorruptDataError: a log or a table is damaged, or a table is ahead of its log.
@@ -107,6 +108,7 @@ def reput(
     """
     if range_messages < 1:
         raise InvalidRequestError("a range has at least one message", range_messages=range_messages)
+    check_brokers(store, brokers)
     names = tuple(tables or TABLES)
     result = ReputResult()
     with TableLease.acquire(store, names, wait_s=wait_s, duration_ms=lease_ms) as lease:

@@ -23,6 +23,19 @@ class OvertakenError(Exception):
     """A table's mark is not the one that rows were made for."""
 
 
+def check_brokers(store: Store, brokers: Sequence[str] | None) -> None:
+    """Check names that somebody gave: a mistyped one would look like an empty log.
+
+    Raises:
+        NotFoundError: a broker has no queues, never had any, and has no log.
+        InvalidRequestError: no broker can have that name.
+    """
+    for broker in brokers or ():
+        known = store.brokers()
+        if broker not in known and not store.log(broker).look(lambda view: view.state.offset):
+            raise NotFoundError("no such broker", broker=broker, known=known)
+
+
 @dataclass(frozen=True, slots=True)
 class LogRange:
     """Log offsets [start, end) on their way into tables."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,13 @@ from rmq_spark.cli import exits
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.producer import Producer
 from rmq_spark.client.store import Store
+from rmq_spark.errors import NotFoundError
 from rmq_spark.jobs.lag_report import lag_report
 from rmq_spark.jobs.maintenance import expire, roll
 from rmq_spark.jobs.reput import consumer_offsets, rebuild, reput
 from rmq_spark.model.message import Message
+from rmq_spark.spark import table_engine
+from rmq_spark.tables import engine
 
 REPOSITORY = Path(__file__).parents[2]
 Main = Callable[[Sequence[str]], int]
@@ -71,12 +75,25 @@ def test_wrong_arguments_and_missing_stores_have_their_codes(
     monkeypatch.delenv("RMQ_STORE", raising=False)
     assert MAINS[name](["--no-such-thing"]) == exits.USAGE
     assert MAINS[name](["--once", "--continuous"]) == exits.USAGE
-    assert MAINS[name](["--interval", "0"]) == exits.USAGE
+    capsys.readouterr()
+    for seconds in ("0", "inf", "nan", "1e300"):
+        assert MAINS[name](["--interval", seconds]) == exits.USAGE
+        assert "--interval" in capsys.readouterr().err.splitlines()[-1]
     assert MAINS[name]([]) == exits.USAGE
     capsys.readouterr()
     assert MAINS[name](["--store", str(tmp_path / "none")]) == exits.NOT_FOUND
     assert capsys.readouterr().err.startswith(f"{name}: no store")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("option", ["--wait", "--lease"])
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e300", "-1"])
+def test_seconds_are_a_time_that_comes_to_an_end(
+    store: str, option: str, seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for main in (reput, rebuild):
+        assert main(["--store", store, option, seconds]) == exits.USAGE
+        assert option in capsys.readouterr().err
 
 
 def test_a_stream_needs_a_checkpoint_and_a_rebuild_is_none(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,3 +133,17 @@ def test_one_log_is_rolled_and_expired_by_the_driver(store: str, capsys: pytest.
     assert (newest["segments"], newest["messages"], newest["logStart"]) == (0, 0, 0)
     assert expire(["--store", store, "--before", "yesterday-ish"]) == exits.USAGE
     assert roll(["--store", store, "--broker", "nobody"]) == exits.NOT_FOUND
+
+
+def test_a_mistyped_broker_is_noticed_before_anything_is_done(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store.open(store) as opened:
+        assert engine.reput(opened).rows["consumequeue"] == 10
+    for main in (reput, rebuild, consumer_offsets):
+        assert main(["--store", store, "--broker", "nope"]) == exits.NOT_FOUND
+        assert "no such broker (broker='nope', known=['broker-0'])" in capsys.readouterr().err
+    no_session: Any = None
+    with Store.open(store) as opened:
+        for advance in (table_engine.reput, table_engine.rebuild):
+            with pytest.raises(NotFoundError, match="no such broker"):
+                advance(no_session, opened, brokers=["nope"])
+        assert engine.read_table(opened, "consumequeue").num_rows == 10
