@@ -29,7 +29,9 @@ def query(
     to_offset: Annotated[
         int, typer.Option("--to-offset", min=0, max=INT64_MAX, help="Queue offset to stop before.")
     ] = INT64_MAX,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many messages, the newest.")] = 64,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=INT64_MAX, help="At most so many messages, the newest.")
+    ] = 64,
     columns: Annotated[
         str | None, typer.Option("--columns", metavar="NAMES", help="What to show, with commas between.")
     ] = None,

@@ -41,7 +41,9 @@ def read(
     tags: Annotated[str | None, typer.Option("--tags", metavar="EXPR", help="With one of these: 'A || B'.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="With this key.")] = None,
     msg_id: Annotated[str | None, typer.Option("--id", metavar="MSGID", help="With this message id.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=0, help="At most so many messages.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, max=INT64_MAX, help="At most so many messages.")
+    ] = None,
     columns: Annotated[
         str | None, typer.Option("--columns", metavar="NAMES", help="What to show, with commas between.")
     ] = None,

@@ -20,6 +20,7 @@ from rmq_spark.client.store import Store
 from rmq_spark.errors import InvalidRequestError, NotFoundError, RmqError
 from rmq_spark.spark.table_engine import DELTA_SETTINGS
 from rmq_spark.spark.table_tasks import Place
+from rmq_spark.tables.lease import WAIT_MAX_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +63,7 @@ class Job:
         add(
             "--interval",
             metavar="SECONDS",
-            type=float,
+            type=positive,
             default=10.0,
             help="continuous: least time from one to the next",
         )
@@ -203,8 +204,16 @@ class Job:
 
 
 def positive(text: str) -> float:
-    """An argument that is a number above zero."""
-    value = float(text)
-    if not value > 0:
+    """An argument that is a time above zero."""
+    value = seconds(text)
+    if not value:
         raise argparse.ArgumentTypeError("must be more than zero")
+    return value
+
+
+def seconds(text: str) -> float:
+    """An argument that is a time from 0 to a year; neither endless nor "not a number", which floats can be."""
+    value = float(text)
+    if not 0 <= value <= WAIT_MAX_S:
+        raise argparse.ArgumentTypeError("must be from zero to a year")
     return value

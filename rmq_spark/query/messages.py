@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 LIMIT: Final = 64
 """How many messages a query returns at most: RocketMQ's `maxMsgsNumBatch`."""
+LIMIT_MAX: Final = 2**63 - 1
 _LOOKS: Final = 5
 _FIRST_SOURCES: Final = 8
 _FAR: Final = 1 << 62
@@ -95,6 +96,7 @@ class MessageQuery:
         """
         if not key or " " in key:
             raise InvalidRequestError("a key is not empty and has no space", key=key)
+        _check_text(key, "a key")
         asked = Asked(key, False, topic, _checked(limit), from_ms, to_ms)
         return self._find(asked, self._brokers_of(topic, broker))
 
@@ -109,6 +111,7 @@ class MessageQuery:
         """
         if not msg_id:
             raise InvalidRequestError("an id is not empty")
+        _check_text(msg_id, "an id")
         brokers = self._brokers_of(topic, broker)
         answer = self._find(Asked(msg_id, True, topic, _checked(limit)), brokers)
         if answer.messages.num_rows:
@@ -271,4 +274,14 @@ def _no_hits() -> IndexHits:
 def _checked(limit: int) -> int:
     if limit < 1:
         raise InvalidRequestError("a limit is at least 1", limit=limit)
+    if limit > LIMIT_MAX:
+        raise InvalidRequestError("a limit is at most 2^63 - 1", limit=limit)
     return limit
+
+
+def _check_text(text: str, what: str) -> None:
+    """Refuse what no message can have; arguments of a command can hold it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{what} is text that UTF-8 can hold; this has half of a surrogate pair") from error

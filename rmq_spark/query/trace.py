@@ -58,6 +58,7 @@ def trace(store: Store, msg_id: str, *, query: MessageQuery | None = None) -> li
     """The copies of the message with this id in all topics of all brokers, oldest first; none if nobody has it.
 
     Raises:
+        InvalidRequestError: an id that no message can have.
         CorruptDataError: the log or the index is damaged.
     """
     found = (query or MessageQuery(store)).by_id(msg_id, limit=STEPS_MAX).messages

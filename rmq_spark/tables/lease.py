@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final
 
 from rmq_spark.client.store import Store
-from rmq_spark.errors import FencedError, PreconditionFailedError
+from rmq_spark.errors import FencedError, InvalidRequestError, PreconditionFailedError
 from rmq_spark.log.folds import Lease, TableLeases
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.state import LogState
@@ -22,6 +22,8 @@ from rmq_spark.tables.schemas import TABLES, spec_of
 
 LEASE_MS: Final = 60_000
 """How long a lease lasts unless it is renewed."""
+WAIT_MAX_S: Final = 365 * 86_400
+"""Nobody waits longer than a year for a lease."""
 _PAUSE_S: Final = 0.2
 
 
@@ -52,11 +54,13 @@ class TableLease:
 
         Raises:
             PreconditionFailedError: somebody else holds one of them.
-            InvalidRequestError: there is no such table.
+            InvalidRequestError: there is no such table, or the wait is no time from 0 to `WAIT_MAX_S`.
             ReadOnlyError, UnavailableError: the nameserver log cannot be written.
         """
         for table in tables:
             spec_of(table)
+        if not 0 <= wait_s <= WAIT_MAX_S:  # also when it is no number at all
+            raise InvalidRequestError("a wait is from 0 seconds to a year", wait_s=wait_s)
         self = cls(store, tables, f"{name}-{store.clock.token()}", duration_ms)
         deadline = store.clock.elapsed_ns() + int(wait_s * 1_000_000_000)
         while True:

@@ -63,6 +63,9 @@ def test_text_has_the_columns_of_read(run: Run, orders: Path) -> None:
         (("--queue", "0", "--to", "now"), "ask one question"),
         (("--key", "a b"), "has no space"),
         (("--key", "a", "--limit", "0"), "--limit"),
+        (("--key", "a", "--limit", "99999999999999999999"), "--limit"),
+        (("--key", "a\udcff"), "UTF-8"),
+        (("--id", "a\udcff"), "UTF-8"),
         (("--key", "a", "--columns", "bodi"), "did you mean 'body'"),
         (("--key", "a", "--from", "yesterday"), "--from takes a time"),
     ],
@@ -71,6 +74,17 @@ def test_bad_questions_are_usage_errors(run: Run, orders: Path, args: tuple[str,
     done = run("query", "orders", *args)
     assert done.code == 2
     assert problem in done.err
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e300", "-1"])
+def test_a_wait_is_a_number_of_seconds(run: Run, orders: Path, seconds: str) -> None:
+    for command in (("build",), ("build", "--rebuild"), ("drop",)):
+        assert run("tables", *command, "--wait", seconds).code == 2
+
+
+def test_ids_that_no_message_can_have_are_usage_errors(run: Run, orders: Path) -> None:
+    assert run("trace", "--id", "\udcff").code == 2
+    assert run("read", "orders", "--limit", "99999999999999999999").code == 2
 
 
 def test_unknown_topics_and_brokers_are_not_found(run: Run, orders: Path) -> None:

@@ -332,6 +332,13 @@ def test_a_lease_is_renewed_while_it_is_held() -> None:
             TableLease.acquire(sample.store)
 
 
+@pytest.mark.parametrize("wait_s", [float("inf"), float("nan"), 1e300, -1.0])
+def test_a_wait_that_is_no_time_is_refused(wait_s: float) -> None:
+    sample = Sample.new(1)
+    with pytest.raises(InvalidRequestError, match="wait"):
+        TableLease.acquire(sample.store, wait_s=wait_s)
+
+
 def test_waiting_for_a_lease() -> None:
     sample = Sample.new(18).grow(5)
     TableLease.acquire(sample.store)  # and never given back
