@@ -57,7 +57,8 @@ def decompress(batch: pa.RecordBatch) -> pa.RecordBatch:
     Raises:
         CorruptDataError: a body says it is compressed and is not, or by a method that is not known here.
     """
-    flags = batch.column("sysFlag").to_numpy(zero_copy_only=False)
+    # A batch that came as Arrow may have nulls for flags: no flag is set.
+    flags = pc.fill_null(batch.column("sysFlag"), 0).to_numpy(zero_copy_only=False)
     marked = (flags & COMPRESSED) != 0
     if not marked.any():
         return batch
