@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sample_messages import RealClock, Sample, as_rows
+from sample_messages import SETTINGS, RealClock, Sample, as_rows
 
+from rmq_spark.client.store import Store
 from rmq_spark.errors import FencedError, InvalidRequestError, PreconditionFailedError, UnavailableError
 from rmq_spark.spark import table_engine
 from rmq_spark.tables import engine
 from rmq_spark.tables.delta_log import DeltaLog
+from rmq_spark.tables.engine import ReputResult
 from rmq_spark.tables.lease import TableLease
 from rmq_spark.tables.log_ranges import LogRange, LogRanges
 from rmq_spark.tables.schemas import TABLES
@@ -134,6 +141,36 @@ def test_one_engine_at_a_time_and_a_lost_lease_is_noticed(
     with pytest.raises(FencedError):
         table_engine.reput(spark, sample.store, lease_ms=200)
     assert slept
+    check(sample)
+
+
+def test_both_engines_started_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Each takes over from the other again and again, while the log grows; the leases are that short."""
+    sample = new_sample(tmp_path).grow(40)
+    taken = {"spark": 0, "in-process": 0}
+    stop = threading.Event()
+
+    def work(name: str, step: Callable[[Store], ReputResult]) -> None:
+        with Store.open(sample.store.storage.uri, settings=SETTINGS) as store:
+            while not stop.is_set():
+                with suppress(PreconditionFailedError, FencedError):
+                    taken[name] += step(store).ranges
+
+    engines: dict[str, Callable[[Store], ReputResult]] = {
+        "spark": lambda store: table_engine.reput(spark, store, part_messages=400, lease_ms=300, wait_s=1),
+        "in-process": lambda store: engine.reput(store, range_messages=25, lease_ms=300, wait_s=1),
+    }
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(work, name, step) for name, step in engines.items()]
+        deadline = time.monotonic() + 120
+        while min(taken.values()) < 2 and time.monotonic() < deadline and not any(job.done() for job in jobs):
+            sample.grow(2)
+            time.sleep(0.2)
+        stop.set()
+        for job in jobs:
+            job.result()
+    assert min(taken.values()) >= 2, taken
+    sample.outlast(lambda: engine.reput(sample.store, wait_s=5))
     check(sample)
 
 
