@@ -56,6 +56,10 @@ _MEANINGS: Final[Sequence[tuple[str, type[RmqError], str]]] = (
     ("PathComponentTooLong", InvalidRequestError, "HDFS does not take a name this long"),
 )
 
+_BROKEN_OFF: Final = "DataTransferError"
+_READ_PAUSES_S: Final = (0.1, 0.4)
+"""Pauses before a read that a DataNode broke off is tried again."""
+
 
 class HdfsStorage:
     """Files on HDFS, created by rename.
@@ -217,12 +221,17 @@ class HdfsStorage:
             raise translate(error, path) from error
 
     def _range(self, path: str, reader: Any, start: int, length: int) -> bytes:
-        try:
-            return bytes(reader.read_range(start, length)) if length else b""
-        except FileNotFoundError as error:
-            raise NotFoundError("the file was deleted while it was read", path=path) from error
-        except (OSError, RuntimeError) as error:
-            raise translate(error, path) from error
+        for pause in (*_READ_PAUSES_S, None):
+            try:
+                return bytes(reader.read_range(start, length)) if length else b""
+            except FileNotFoundError as error:
+                raise NotFoundError("the file was deleted while it was read", path=path) from error
+            except (OSError, RuntimeError) as error:
+                # A DataNode that is busy breaks off; with one replica that is all of them, and the client gives up.
+                if pause is None or _BROKEN_OFF not in str(error):
+                    raise translate(error, path) from error
+                self._clock.sleep(pause)
+        raise AssertionError("unreachable")
 
     def _write(self, temp: str, content: bytes) -> None:
         """Create, fill and close the temporary file; it is closed and complete when this returns."""

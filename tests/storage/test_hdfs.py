@@ -217,3 +217,41 @@ def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "hdfs_native", None)
     with pytest.raises(MissingExtraError, match=r"rmq-spark\[hdfs\]"):
         HdfsStorage("hdfs://127.0.0.1:1/x")
+
+
+class BrokenOff:
+    """A client whose reads are broken off by the DataNode, the first so many of them."""
+
+    def __init__(self, inner: Any, times: int) -> None:
+        self.inner = inner
+        self.left = times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def read(self, path: str) -> Any:
+        found = self.inner.read(path)
+        outer = self
+
+        class Reader:
+            def __len__(self) -> int:
+                return len(found)
+
+            def read_range(self, start: int, length: int) -> bytes:
+                outer.left -= 1
+                if outer.left >= 0:
+                    raise RuntimeError('DataTransferError("All DataNodes failed: [...]")')
+                return bytes(found.read_range(start, length))
+
+        return Reader()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_read_that_was_broken_off_is_tried_again_but_not_for_ever(storage: HdfsStorage, times: int) -> None:
+    storage.create_if_absent("d/file", [b"content"])
+    storage._client = BrokenOff(storage._client, times)
+    if times < 3:
+        assert storage.read("d/file") == b"content"
+    else:
+        with pytest.raises(UnavailableError):
+            storage.read("d/file")
