@@ -15,8 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
+from _made import QUEUES, TOPIC, table
 from pyspark.sql import SparkSession
 
 from rmq_spark.client.store import Store
@@ -28,30 +27,15 @@ from rmq_spark.tables import engine
 from rmq_spark.tables.schemas import TABLES
 from rmq_spark.testing.jars import ensure_jars
 
-QUEUES = 8
 BATCH = 50_000
 SETTINGS = LogSettings(flush=Flush.ASYNC, delete_grace_ms=0, snapshot_every_commits=10**9)
 
 
-def table(first):
-    number = np.arange(first, first + BATCH)
-    return pa.table(
-        {
-            "topic": pa.repeat("orders", BATCH),
-            "queueId": pa.array((number % QUEUES).astype(np.int32)),
-            "msgId": [f"7F0000010BAD{value:020X}" for value in number.tolist()],
-            "keys": [f"order-{value}" for value in number.tolist()],
-            "body": pa.repeat(pa.scalar(b"x" * 100, pa.binary()), BATCH),
-            "bornTimestamp": pa.array(np.full(BATCH, 1_700_000_000_000)).cast(pa.timestamp("ms", "UTC")),
-        }
-    )
-
-
 def fill(place, messages):
     with Store.create(place, settings=SETTINGS) as store:
-        store.create_topic("orders", queues=QUEUES)
+        store.create_topic(TOPIC, queues=QUEUES)
         for first in range(0, messages, BATCH):
-            store.log().append(MessageBatch.from_arrow(table(first)))
+            store.log().append(MessageBatch.from_arrow(table(first, BATCH)))
         roll(store.log())
 
 

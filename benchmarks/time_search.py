@@ -15,8 +15,8 @@ import sys
 import tempfile
 import time
 
-import numpy as np
 import pyarrow as pa
+from _made import QUEUES, TOPIC, table
 
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.store import Store
@@ -27,29 +27,13 @@ from rmq_spark.log.roll import roll
 from rmq_spark.log.scan import Query
 from rmq_spark.model.settings import Flush, LogSettings
 
-QUEUES = 8
 BATCH = 10_000
 TAIL = 100
-TOPIC = "orders"
 BROKER = "broker-0"
 
 
 def report(name, value, unit, wanted):
     print(f"  {name:<58} {value:>12,.2f} {unit:<10} wanted {wanted}", flush=True)
-
-
-def table(first):
-    number = np.arange(first, first + BATCH)
-    return pa.table(
-        {
-            "topic": pa.repeat(TOPIC, BATCH),
-            "queueId": pa.array((number % QUEUES).astype(np.int32)),
-            "msgId": [f"7F0000010BAD{value:020X}" for value in number.tolist()],
-            "keys": [f"order-{value}" for value in number.tolist()],
-            "body": pa.repeat(pa.scalar(b"x" * 100, pa.binary()), BATCH),
-            "bornTimestamp": pa.array(np.full(BATCH, 1_700_000_000_000)).cast(pa.timestamp("ms", "UTC")),
-        }
-    )
 
 
 def fill(place, messages):
@@ -63,7 +47,7 @@ def fill(place, messages):
         log = store.log()
         commits = messages // BATCH
         for number in range(commits):
-            log.append(MessageBatch.from_arrow(table(number * BATCH)))
+            log.append(MessageBatch.from_arrow(table(number * BATCH, BATCH)))
             clock.advance(0.01)
             if number in (commits // 2, commits - TAIL - 1):
                 roll(log)

@@ -30,8 +30,8 @@ def check_brokers(store: Store, brokers: Sequence[str] | None) -> None:
         NotFoundError: a broker has no queues, never had any, and has no log.
         InvalidRequestError: no broker can have that name.
     """
+    known = store.brokers() if brokers else []
     for broker in brokers or ():
-        known = store.brokers()
         if broker not in known and not store.log(broker).look(lambda view: view.state.offset):
             raise NotFoundError("no such broker", broker=broker, known=known)
 
