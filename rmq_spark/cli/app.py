@@ -5,27 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from rmq_spark.cli import (
-    exits,
-    group,
-    log,
-    maintenance,
-    output,
-    query,
-    read,
-    recovery,
-    send,
-    tables,
-    topic,
-    trace,
-    verify,
-)
+from rmq_spark.cli import exits, output
 from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
 from rmq_spark.errors import RmqError
 
@@ -33,8 +21,56 @@ from rmq_spark.errors import RmqError
 _CommandLineError = typer.BadParameter.__mro__[2]
 
 
+_HOMES: Final = {
+    "init": ("topic", "init"),
+    "topic": ("topic", "app"),
+    "group": ("group", "app"),
+    "send": ("send", "send"),
+    "read": ("read", "read"),
+    "query": ("query", "query"),
+    "trace": ("trace", "trace"),
+    "tables": ("tables", "app"),
+    "log": ("log", "log"),
+    "roll": ("maintenance", "roll"),
+    "expire": ("maintenance", "expire"),
+    "verify": ("verify", "verify"),
+    "recover": ("recovery", "recover"),
+}
+"""Module and name of each command, in the order of `rmq --help`."""
+
+
+@cache
+def _command(name: str) -> Any:
+    module, attribute = _HOMES[name]
+    found = getattr(import_module(f"rmq_spark.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        made: Any = typer.main.get_group(found)
+        made.name = name
+        return made
+    single = typer.Typer(rich_markup_mode=None, add_completion=False)
+    single.command(name)(found)
+    return typer.main.get_command(single)
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name, each made when it is asked for: making all of them takes longer than most of them run."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOMES)
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
+
 class RmqGroup(TyperGroup):
     """The root command: whatever happens ends in `sys.exit` with a documented code, never in a traceback."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands: Any = _Commands()
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> NoReturn:
         """Run with `args` (the process's own by default) and exit."""
@@ -125,21 +161,6 @@ def rmq(
 ) -> None:
     """A message queue that is just files."""
     common(ctx, store, json, conf)
-
-
-app.command("init")(topic.init)
-app.add_typer(topic.app, name="topic")
-app.add_typer(group.app, name="group")
-app.command("send")(send.send)
-app.command("read")(read.read)
-app.command("query")(query.query)
-app.command("trace")(trace.trace)
-app.add_typer(tables.app, name="tables")
-app.command("log")(log.log)
-app.command("roll")(maintenance.roll)
-app.command("expire")(maintenance.expire)
-app.command("verify")(verify.verify)
-app.command("recover")(recovery.recover)
 
 
 def run(args: Sequence[str]) -> NoReturn:

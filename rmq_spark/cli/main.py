@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
-from importlib.abc import MetaPathFinder
 
 
-class _WithoutPandas(MetaPathFinder):
+class _WithoutPandas:
     """Makes pandas look as if it were not installed.
 
     pyarrow imports it, if it is there, with the first array that becomes numpy's: a quarter of a second that no command
@@ -33,7 +32,10 @@ def main() -> None:
             raise
         output.complain(f'{error.name} is not installed; run: pip install "rmq-spark[cli]"')
         sys.exit(1)
-    run(sys.argv[1:])
+    try:
+        run(sys.argv[1:])
+    finally:
+        gc.freeze()  # the interpreter looks twice for garbage as it ends, and all memory goes back anyway
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def read(storage: Storage, spec: TableSpec, file: DataFile, columns: list[str] |
     path = f"{spec.root}/{file.path}"
     data = storage.read(path)
     try:
-        table = pq.read_table(pa.BufferReader(data), columns=columns, use_threads=False)
+        table = pq.ParquetFile(pa.BufferReader(data)).read(columns, use_threads=False)
         return table.cast(pa.schema([spec.schema.field(name) for name in table.column_names]))
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise CorruptDataError(

@@ -238,7 +238,7 @@ class DeltaLog:
     def _read_checkpoint(self, path: str) -> Iterable[dict[str, Any]]:
         data = self.storage.read(path)
         try:
-            return delta_actions.checkpoint_actions(pq.read_table(pa.BufferReader(data)))
+            return delta_actions.checkpoint_actions(pq.ParquetFile(pa.BufferReader(data)).read())
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptDataError("a table's checkpoint cannot be parsed", file=path, reason=str(error)) from error
 
