@@ -17,7 +17,7 @@ SOURCE = REPOSITORY / PACKAGE
 
 # fmt: off
 LAYERS = {
-    "errors": 0, "clock": 0, "model": 0,
+    "errors": 0, "clock": 0, "lazy_names": 0, "model": 0,
     "filter": 1,
     "storage": 2, "log": 2,
     "client": 4, "tables": 4, "query": 4,
@@ -42,6 +42,7 @@ CORE = {"numpy", "pyarrow"}
 MAY_IMPORT = {
     "errors": set[str](),
     "clock": set[str](),
+    "lazy_names": set[str](),
     "model": CORE,
     "filter": CORE,
     "storage": {"fsspec", "hdfs_native", "obstore", "pyarrow"},  # of Arrow its memory pool only

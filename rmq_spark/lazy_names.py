@@ -1,0 +1,26 @@
+"""Names of a package that are imported when somebody asks for them, not before.
+
+A command, a Spark task and a planner each need a few modules; without this, naming any of them would import all that
+the package's front names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """A `__getattr__` for the front of a package (PEP 562).
+
+    Args:
+        package: whose front it is, for the message about a wrong name.
+        homes: the module of each name.
+    """
+
+    def find(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(homes[name]), name)
+
+    return find
