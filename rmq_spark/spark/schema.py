@@ -26,30 +26,31 @@ from pyspark.sql.types import (
 )
 
 from rmq_spark.client.compression import decompress
-from rmq_spark.errors import InvalidRequestError
+from rmq_spark.errors import CorruptDataError, InvalidRequestError
 from rmq_spark.log import schema
 
 READ_SCHEMA: Final = StructType(
     [
-        StructField("topic", StringType()),
-        StructField("brokerName", StringType()),
-        StructField("queueId", IntegerType()),
-        StructField("queueOffset", LongType()),
-        StructField("commitOffset", LongType()),
-        StructField("msgId", StringType()),
+        StructField("topic", StringType(), nullable=False),
+        StructField("brokerName", StringType(), nullable=False),
+        StructField("queueId", IntegerType(), nullable=False),
+        StructField("queueOffset", LongType(), nullable=False),
+        StructField("commitOffset", LongType(), nullable=False),
+        StructField("msgId", StringType(), nullable=False),
         StructField("tags", StringType()),
         StructField("keys", StringType()),
-        StructField("body", BinaryType()),
-        StructField("flag", IntegerType()),
-        StructField("sysFlag", IntegerType()),
+        StructField("body", BinaryType(), nullable=False),
+        StructField("flag", IntegerType(), nullable=False),
+        StructField("sysFlag", IntegerType(), nullable=False),
         StructField("bornTimestamp", TimestampType()),
         StructField("bornHost", StringType()),
-        StructField("storeTimestamp", TimestampType()),
-        StructField("reconsumeTimes", IntegerType()),
+        StructField("storeTimestamp", TimestampType(), nullable=False),
+        StructField("reconsumeTimes", IntegerType(), nullable=False),
         StructField("properties", MapType(StringType(), StringType())),
     ]
 )
-"""What a read returns when no schema is given."""
+"""What a read returns when no schema is given. Spark asks of each value whether it is null, except where it is told
+that none can be."""
 
 _OTHER_TYPES: Final = {
     "body": {"string"},
@@ -62,17 +63,8 @@ _OTHER_TYPES: Final = {
 }
 """Types that a user's schema may ask for beside a column's own; a time as bigint is milliseconds since 1970."""
 
-_NEVER_NULL: Final = {
-    "topic",
-    "brokerName",
-    "queueId",
-    "queueOffset",
-    "commitOffset",
-    "msgId",
-    "body",
-    "storeTimestamp",
-}
-"""Columns that a user's schema may call NOT NULL: a null where Spark was told of none ends in its JVM."""
+_ZERO_FOR_NULL: Final = {"flag", "sysFlag", "reconsumeTimes"}
+"""Numbers that a writer may leave out, which means 0."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +88,11 @@ class Shape:
 
         Raises:
             InvalidRequestError: a body was asked for as string and is not UTF-8.
-            CorruptDataError: a body says it is compressed and is not.
+            CorruptDataError: a body says it is compressed and is not, or a value is missing that every message has.
         """
         if self.decompress and "body" in batch.schema.names:
             batch = decompress(batch)
-        arrays = [_to_type(batch.column(field.name), field) for field in self.target]
+        arrays = [_to_type(_without_null(batch.column(field.name), field), field) for field in self.target]
         return pa.RecordBatch.from_arrays(arrays, schema=self.target)
 
 
@@ -111,6 +103,7 @@ def shape_of(wanted: StructType, *, decompress: bool) -> Shape:
         InvalidRequestError: an unknown column, or one with another type.
     """
     types = {field.name: field.dataType.simpleString() for field in READ_SCHEMA}
+    may_be_null = {field.name for field in READ_SCHEMA if field.nullable}
     for field in wanted:
         if field.name not in types:
             known = {name.lower(): name for name in types}
@@ -122,7 +115,7 @@ def shape_of(wanted: StructType, *, decompress: bool) -> Shape:
             raise InvalidRequestError(
                 "column cannot be read as this type", column=field.name, type=asked, allowed=sorted(allowed)
             )
-        if not field.nullable and field.name not in _NEVER_NULL:
+        if not field.nullable and field.name in may_be_null:
             raise InvalidRequestError("column may be null; leave NOT NULL out of the schema", column=field.name)
     names = [field.name for field in wanted]
     if not names:
@@ -138,6 +131,15 @@ def join_small(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def _without_null(column: pa.Array, field: pa.Field) -> pa.Array:
+    if field.nullable or not column.null_count:
+        return column
+    if field.name in _ZERO_FOR_NULL:
+        return pc.fill_null(column, 0)
+    # Spark would take what lies in the column's memory for a value.
+    raise CorruptDataError("a message has no value in a column that is never null", column=field.name)
 
 
 def _to_type(column: pa.Array, field: pa.Field) -> pa.Array:

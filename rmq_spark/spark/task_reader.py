@@ -5,6 +5,7 @@ A task opens no log. It gets the files by name; only when one has been rolled aw
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from functools import cache, cached_property
@@ -71,6 +72,16 @@ def _metas() -> MetaCache:
     return MetaCache(CACHED_FILES)
 
 
+@cache
+def _spare_collector() -> None:
+    """Take what the imports made out of the garbage collector's sight, once a process.
+
+    Spark's worker looks for garbage after every task, before it takes the next one; with all modules in sight that
+    takes longer than a small task.
+    """
+    gc.freeze()
+
+
 def read_task(
     options: ReadOptions, shape: Shape, task: Task, from_ms: int | None, to_ms: int | None
 ) -> Iterator[pa.RecordBatch]:
@@ -80,6 +91,7 @@ def read_task(
         DataExpiredError: retention deleted some of them meanwhile, and `failOnDataLoss` is true.
         CorruptDataError: a file is damaged.
     """
+    _spare_collector()
     files = LogFiles(_storage(options.store, tuple(sorted(options.storage_options.items()))), task.broker)
     stats = scan.ScanStats()
     query = _query(options, shape, task, from_ms, to_ms)

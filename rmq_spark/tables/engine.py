@@ -60,6 +60,10 @@ class ReputResult:
     """Rows that entered, by table."""
 
 
+SHARED: Final = "*"
+"""In the place of a broker: files in which another engine has put together the rows of several."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStatus:
     """One table with respect to one broker."""
@@ -175,17 +179,22 @@ def drop(
 
 
 def status(store: Store, *, tables: Sequence[str] | None = None) -> list[TableStatus]:
-    """Where the tables are, for each table and broker."""
+    """Where the tables are, for each table and broker; one more line for files that hold rows of several."""
     leases = store.nameserver.look(lambda view: dict(view.state.fold(TableLeases).leases))
     now = store.clock.now_ms()
+    logs = {
+        broker: store.log(broker).look(lambda view: (view.mark.log_start, view.state.offset))
+        for broker in store.brokers()
+    }
     found = []
     for name in tables or TABLES:
         spec = spec_of(name)
         snapshot = DeltaLog(store.storage, spec).refresh()
+        files = list(snapshot.files.values()) if snapshot else []
         lease = leases.get(name)
-        for broker in store.brokers():
-            start, end = store.log(broker).look(lambda view: (view.mark.log_start, view.state.offset))
-            files = [file for file in snapshot.files.values() if file.broker == broker] if snapshot else []
+        shared = {SHARED: (0, 0)} if any(file.broker is None for file in files) else {}
+        for broker, (start, end) in {**logs, **shared}.items():
+            mine = [file for file in files if (file.broker or SHARED) == broker]
             found.append(
                 TableStatus(
                     table=name,
@@ -193,9 +202,9 @@ def status(store: Store, *, tables: Sequence[str] | None = None) -> list[TableSt
                     mark=snapshot.mark(spec, broker) if snapshot else None,
                     log_start=start,
                     log_end=end,
-                    rows=sum(file.rows or 0 for file in files),
-                    files=len(files),
-                    bytes=sum(file.size for file in files),
+                    rows=sum(file.rows or 0 for file in mine),
+                    files=len(mine),
+                    bytes=sum(file.size for file in mine),
                     version=snapshot.version if snapshot else None,
                     lease=lease if lease is not None and lease.until_ms > now else None,
                 )

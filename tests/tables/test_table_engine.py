@@ -151,7 +151,12 @@ def test_retention_trims_files_that_another_engine_has_compacted(brokers: tuple[
         sample.roll(broker)
     engine.reput(sample.store, range_messages=100)
     for table in TABLES:
+        before = sum(status.rows for status in engine.status(sample.store, tables=[table]))
         compact(sample.store, table, brokers)
+        after = engine.status(sample.store, tables=[table])
+        assert sum(status.rows for status in after) == before > 0
+        holders = (engine.SHARED,) if len(brokers) > 1 else brokers
+        assert [status.broker for status in after if status.files] == [*holders]
     for broker in brokers:  # the first time, the file holds messages below one broker's start and above the other's
         assert sample.expire(broker) > 0
         engine.reput(sample.store)
