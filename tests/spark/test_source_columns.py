@@ -40,7 +40,8 @@ TYPES: dict[str, list[DataType]] = {
     ]
     for field in READ_SCHEMA
 }
-NEVER_NULL = {"topic", "brokerName", "queueId", "queueOffset", "commitOffset", "msgId", "body", "storeTimestamp"}
+MAY_BE_NULL = {"tags", "keys", "bornTimestamp", "bornHost", "properties"}
+NEVER_NULL = {*READ_SCHEMA.names} - MAY_BE_NULL
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 COLUMNS = st.permutations(READ_SCHEMA.names).flatmap(
@@ -159,7 +160,7 @@ def test_joining_keeps_rows_and_schema() -> None:
 
 def test_the_default_is_every_column_of_a_message() -> None:
     assert READ_SCHEMA.names == log_schema.MESSAGE.names
-    assert all(field.nullable for field in READ_SCHEMA)
+    assert {field.name for field in READ_SCHEMA if field.nullable} == MAY_BE_NULL
     assert DefaultSource({}).schema() == READ_SCHEMA
 
 
@@ -205,6 +206,30 @@ def test_only_columns_that_are_never_null_may_be_called_so() -> None:
     """Spark's generated code would end in a NullPointerException."""
     may = {field.name for field in READ_SCHEMA if is_accepted(StructField(field.name, field.dataType, False))}
     assert may == NEVER_NULL
+
+
+def scanned_with_null(column: str) -> pa.RecordBatch:
+    world = World.create()
+    world.store.create_topic("t", queues=1)
+    world.append([world.message("t", 0), world.message("t", 0, flag=7, reconsume_times=7)])
+    (batch,) = world.log().scan(Query(topics=frozenset({"t"})))
+    at = batch.schema.get_field_index(column)
+    values = pa.concat_arrays([pa.nulls(1, batch.schema.field(at).type), batch.column(at)[1:]])
+    return batch.set_column(at, batch.schema.field(at), values)
+
+
+@pytest.mark.parametrize("column", ["flag", "reconsumeTimes", "sysFlag"])
+def test_numbers_that_a_writer_left_out_are_zero(column: str) -> None:
+    batch = shape_of(READ_SCHEMA, decompress=False).to_spark_batch(scanned_with_null(column))
+    assert batch.column(column).to_pylist() == [0, 0 if column == "sysFlag" else 7]
+    nullable = StructType([StructField(column, IntegerType())])
+    assert shape_of(nullable, decompress=False).to_spark_batch(scanned_with_null(column))[0].null_count == 1
+
+
+@pytest.mark.parametrize("column", sorted(NEVER_NULL - {"flag", "reconsumeTimes", "sysFlag"}))
+def test_a_null_where_spark_was_told_of_none_is_an_error_and_not_a_value(column: str) -> None:
+    with pytest.raises(CorruptDataError, match=f"never null .column='{column}'"):
+        shape_of(READ_SCHEMA, decompress=False).to_spark_batch(scanned_with_null(column))
 
 
 def is_accepted(field: StructField) -> bool:
