@@ -71,6 +71,7 @@ class RocketMQBatchReader(DataSourceReader):
             ranges,
             tasks_min=options.min_partitions,
             rows_max=options.max_records_per_partition,
+            light=options.has_filter or "body" not in self._shape.columns,
         )
         _log.info(
             "%s: %d messages in %d queues and %d files, %d files skipped; %d tasks",

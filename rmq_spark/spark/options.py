@@ -90,6 +90,11 @@ class ReadOptions:
         """The group's retry topic if it is to be read, else None."""
         return f"{RETRY_PREFIX}{self.consumer_group}" if self.include_retry else None
 
+    @property
+    def has_filter(self) -> bool:
+        """Whether not every message of the queues is wanted, so that most columns are read of some messages only."""
+        return self.tags is not None or self.sql is not None or bool(self.keys) or self.msg_id is not None
+
     def selects(self, topic: str) -> bool:
         """Whether messages of `topic` are asked for, in some of its queues at least."""
         if topic == self.retry_topic:

@@ -18,6 +18,10 @@ I64 = npt.NDArray[np.int64]
 
 TASK_ROWS: Final = 500_000
 """Queues are put together into tasks of about so many messages: a small batch is one task, and quick."""
+LIGHT_TASK_ROWS: Final = 2_000_000
+"""The same where little is read of most messages: a task has its price, and each of its files too."""
+EVEN_ENOUGH: Final = 1.1
+"""Neighbouring queues, which lie side by side in a file, stay together if no task gets so many times its share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +79,24 @@ def queue_ranges(
 
 
 def make_tasks(
-    broker: str, table: RunTable, ranges: list[QueueRange], *, tasks_min: int | None, rows_max: int | None
+    broker: str,
+    table: RunTable,
+    ranges: list[QueueRange],
+    *,
+    tasks_min: int | None,
+    rows_max: int | None,
+    light: bool = False,
 ) -> list[Task]:
-    """Share the ranges out. With `tasks_min` or `rows_max` large ranges are split, else a queue is never split."""
+    """Share the ranges out. With `tasks_min` or `rows_max` large ranges are split, else a queue is never split.
+
+    `light` says that little is read of most messages, so that a task may have more of them.
+    """
     total = sum(part.rows for part in ranges)
     if not total:
         return []
     if rows_max is None and (tasks_min is None or tasks_min <= len(ranges)):
-        bins = _balance(ranges, min(len(ranges), max(tasks_min or 1, -(-total // TASK_ROWS))))
+        task_rows = LIGHT_TASK_ROWS if light else TASK_ROWS
+        bins = _share_out(ranges, min(len(ranges), max(tasks_min or 1, -(-total // task_rows))))
     else:
         pieces = [
             piece
@@ -108,6 +122,17 @@ def _share(rows: int, total: int, tasks_min: int | None) -> int:
 def _pieces(part: QueueRange, count: int) -> list[QueueRange]:
     edges = [part.low + part.rows * step // count for step in range(count + 1)]
     return [QueueRange(part.topic, part.queue, low, high) for low, high in pairwise(edges) if low < high]
+
+
+def _share_out(ranges: list[QueueRange], count: int) -> list[list[QueueRange]]:
+    """Into `count` bins of about equal rows, of neighbours if that is even enough."""
+    ends = np.cumsum([part.rows for part in ranges])
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count) + 1
+    edges = [0, *np.minimum(cuts, len(ranges)).tolist(), len(ranges)]
+    bins = [ranges[low:high] for low, high in pairwise(edges)]
+    if max(sum(part.rows for part in members) for members in bins) * count <= EVEN_ENOUGH * ends[-1]:
+        return [members for members in bins if members]
+    return _balance(ranges, count)
 
 
 def _balance(ranges: list[QueueRange], count: int) -> list[list[QueueRange]]:

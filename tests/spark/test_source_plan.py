@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 from store_world import World, batch_tasks, in_queues, rows_in_queues
 
 from rmq_spark.clock import ManualClock
@@ -173,6 +174,55 @@ def test_a_small_read_is_one_task_and_a_large_one_is_shared_out(monkeypatch: pyt
     assert [sum(part.rows for part in task.ranges) for task in tasks] == [5, 5, 5, 5]
     monkeypatch.setattr(read_plan, "TASK_ROWS", 7)
     assert sorted(sum(part.rows for part in task.ranges) for task in planned(world, topic="t")) == [5, 5, 10]
+
+
+def queues_of(tasks: list[Task]) -> list[list[int]]:
+    return [[part.queue for part in task.ranges] for task in tasks]
+
+
+def test_neighbouring_queues_share_a_task_unless_that_is_uneven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_plan, "TASK_ROWS", 12)
+    world = World.create()
+    world.store.create_topic("t", queues=4)
+    for _ in range(6):
+        world.send("t", 0, 1, 2, 3)
+    assert queues_of(planned(world, topic="t")) == [[0, 1], [2, 3]]
+    world.send("t", *[0] * 12)  # 18, 6, 6, 6 messages
+    monkeypatch.setattr(read_plan, "TASK_ROWS", 18)
+    assert queues_of(planned(world, topic="t")) == [[0], [1, 2, 3]]
+    world.send("t", *[2] * 12)  # 18, 6, 18, 6: by neighbours 24 and 24
+    monkeypatch.setattr(read_plan, "TASK_ROWS", 24)
+    assert queues_of(planned(world, topic="t")) == [[0, 1], [2, 3]]
+    world.send("t", *[1] * 12)  # 18, 18, 18, 6
+    monkeypatch.setattr(read_plan, "TASK_ROWS", 30)
+    rows = [sum(part.rows for part in task.ranges) for task in planned(world, topic="t")]
+    assert sorted(rows) == [24, 36]
+
+
+@pytest.mark.parametrize(
+    ("more", "columns", "tasks"),
+    [
+        ({}, "body", 4),
+        ({}, "queueOffset", 2),
+        ({"subExpression": "a"}, "body", 2),
+        ({"subExpression": "*"}, "body", 4),
+        ({"filter": "a = 1"}, "body", 2),
+        ({"keys": "k"}, "body", 2),
+        ({"minPartitions": "4"}, "queueOffset", 4),
+    ],
+)
+def test_tasks_that_read_little_of_each_message_have_more_of_them(
+    more: dict[str, str], columns: str, tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_plan, "TASK_ROWS", 5)
+    monkeypatch.setattr(read_plan, "LIGHT_TASK_ROWS", 10)
+    world = World.create()
+    world.store.create_topic("t", queues=4)
+    for _ in range(5):
+        world.send("t", 0, 1, 2, 3, tags="a", keys="k")
+    schema = StructType([field for field in READ_SCHEMA if field.name == columns])
+    reader = RocketMQBatchReader(parse_read(world.options(topic="t", **more), streaming=False), schema)
+    assert len(reader.partitions()) == tasks
 
 
 @pytest.mark.parametrize(("queues", "rows", "least"), [(2, 3, 5), (3, 3, 4), (4, 5, 6), (1, 10, 7), (3, 2, 100)])
