@@ -1,0 +1,146 @@
+"""Reading blocks of a file: neighbours put together give the same rows, and metadata that is kept is never stale."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from rmq_spark.errors import CorruptDataError, NotFoundError
+from rmq_spark.log import file_format, file_reader, schema
+from rmq_spark.log.file_reader import FileReader, MetaCache, read_meta
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.rows import write_row_file
+from rmq_spark.storage import paths
+from rmq_spark.storage.memory import MemoryStorage
+
+ROOT = "brokers/b"
+NAMES = schema.ROWS.names
+
+
+def messages(count: int, body: int = 300, queue: int = 0) -> MessageBatch:
+    rows = [
+        MessageBatch.of(
+            topic="t",
+            queue_id=queue,
+            msg_id=f"{queue:02X}{number:030X}",
+            body=bytes([number % 256]) * body,
+            born_timestamp_ms=number,
+        )
+        for number in range(count)
+    ]
+    return MessageBatch.merge(rows)
+
+
+def written(storage: MemoryStorage, batch: MessageBatch, nonce: str = "n0", block_bytes: int = 1_000) -> str:
+    """A row file with many blocks; returns its path."""
+    return paths.data_file(ROOT, write_row_file(storage, ROOT, batch, nonce=nonce, block_bytes=block_bytes).name)
+
+
+class Parses:
+    """Counts how often metadata is parsed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        monkeypatch.setattr(file_reader, "parse", self._parse)
+
+    def _parse(self, path: str, tail: bytes, size: int) -> file_format.FileMeta:
+        self.count += 1
+        return file_format.parse(path, tail, size)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(16_384, 4 << 20), (40, 4 << 20), (16_384, 9_000), (1, 1)])
+@pytest.mark.parametrize("names", [NAMES, ["tags"], ["queueId", "body"]])
+def test_stretches_hold_the_same_rows_as_their_blocks(
+    rows: int, size: int, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_reader, "STRETCH_ROWS", rows)
+    monkeypatch.setattr(file_reader, "STRETCH_BYTES", size)
+    storage = MemoryStorage()
+    meta = read_meta(storage, written(storage, messages(300)), "rows")
+    count = len(meta.places.rows)
+    assert count > 10
+    wanted = [number for number in range(count) if number not in (3, 7)]  # gaps: what is not wanted is not joined
+    single = dict(FileReader(storage, meta).read_blocks(wanted, names))
+    seen: list[int] = []
+    for low, high, batch in FileReader(storage, meta).read_stretches(wanted, names):
+        members = list(range(low, high))
+        assert pa.Table.from_batches([single[block] for block in members]).equals(pa.Table.from_batches([batch]))
+        assert len(members) == 1 or batch.num_rows <= rows
+        seen += members
+    assert seen == wanted
+
+
+def test_stretches_end_at_their_limits_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    meta = read_meta(storage, written(storage, messages(300)), "rows")
+    blocks = list(range(len(meta.places.rows)))
+    assert [(low, high) for low, high, _ in FileReader(storage, meta).read_stretches(blocks, NAMES)] == [
+        (0, len(blocks))
+    ]
+    largest = int(meta.places.rows.max())
+    monkeypatch.setattr(file_reader, "STRETCH_ROWS", 2 * largest)
+    found = [high - low for low, high, _ in FileReader(storage, meta).read_stretches(blocks, NAMES)]
+    assert set(found[:-1]) == {2}
+
+
+def test_a_file_of_one_small_block_is_a_stretch() -> None:
+    storage = MemoryStorage()
+    meta = read_meta(storage, written(storage, messages(2, body=10), block_bytes=1 << 20), "rows")
+    assert "blocks" not in meta.doc
+    ((low, high, batch),) = FileReader(storage, meta).read_stretches([0], ["body"])
+    assert (low, high, batch.num_rows) == (0, 1, 2)
+
+
+def test_metadata_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    path = written(storage, messages(300))
+    parses = Parses(monkeypatch)
+    kept = MetaCache(4)
+    first = kept.read_meta(storage, path, "rows")
+    assert kept.read_meta(storage, path, "rows") is first
+    assert parses.count == 1
+
+
+def test_another_file_under_the_same_name_is_parsed_anew() -> None:
+    storage = MemoryStorage()
+    path = written(storage, messages(300))
+    kept = MetaCache(4)
+    before = kept.read_meta(storage, path, "rows")
+    storage.delete(path)
+    assert written(storage, messages(300, queue=1)) == path
+    after = kept.read_meta(storage, path, "rows")
+    assert after.digest != before.digest
+    assert after.size == before.size, "the size alone does not tell them apart"
+    storage.delete(path)
+    with pytest.raises(NotFoundError):
+        kept.read_meta(storage, path, "rows")
+
+
+def test_the_same_path_in_another_store_is_another_file() -> None:
+    kept = MetaCache(4)
+    one, two = MemoryStorage(), MemoryStorage()
+    assert kept.read_meta(one, written(one, messages(300)), "rows").rows == 300
+    assert kept.read_meta(two, written(two, messages(200)), "rows").rows == 200
+
+
+def test_a_kept_file_of_another_kind_is_refused() -> None:
+    storage = MemoryStorage()
+    path = written(storage, messages(300))
+    kept = MetaCache(4)
+    kept.read_meta(storage, path, "rows")
+    with pytest.raises(CorruptDataError, match="another kind"):
+        kept.read_meta(storage, path, "segment")
+
+
+def test_what_was_not_asked_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    files = [written(storage, messages(300), nonce=f"n{number}") for number in range(3)]
+    parses = Parses(monkeypatch)
+    kept = MetaCache(2)
+    for path in (files[0], files[1], files[0], files[2]):
+        kept.read_meta(storage, path, "rows")
+    assert parses.count == 3
+    kept.read_meta(storage, files[0], "rows")
+    assert parses.count == 3
+    kept.read_meta(storage, files[1], "rows")
+    assert parses.count == 4
