@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -30,6 +31,7 @@ from rmq_spark.client.compression import compress
 from rmq_spark.errors import CorruptDataError, InvalidRequestError
 from rmq_spark.log import schema as log_schema
 from rmq_spark.log.scan import Query
+from rmq_spark.spark import task_reader
 from rmq_spark.spark.schema import READ_SCHEMA, join_small, shape_of
 
 TYPES: dict[str, list[DataType]] = {
@@ -313,3 +315,20 @@ def test_only_the_flag_is_read_in_addition_and_only_for_bodies() -> None:
     shape = shape_of(READ_SCHEMA, decompress=True)
     assert shape.columns == tuple(READ_SCHEMA.names)
     assert dataclasses.replace(shape, decompress=False).columns == shape.columns
+
+
+def test_a_worker_hides_what_it_imported_from_the_collector_once() -> None:
+    """Spark's worker collects garbage after each task, and looking at every module took longer than a small task."""
+    world = World.create()
+    world.store.create_topic("t", queues=1)
+    world.send("t")
+    task_reader._spare_collector.cache_clear()
+    gc.unfreeze()
+    try:
+        read_rows(world.options(topic="t"))
+        hidden = gc.get_freeze_count()
+        assert hidden > 10_000
+        read_rows(world.options(topic="t"))
+        assert gc.get_freeze_count() <= hidden, "what tasks make stays in sight"
+    finally:
+        gc.unfreeze()
