@@ -133,7 +133,8 @@ def reset(
     with given.open(read_only=dry_run) as opened:
         target: Target = "earliest" if to_earliest else "latest"
         if to_time is not None:
-            target = parse_time(to_time, "--to-time", opened.clock.now_ms())
+            # A time before 1970 is before every message; below zero it would mean `latest`, as in RocketMQ's protocol.
+            target = max(0, parse_time(to_time, "--to-time", opened.clock.now_ms()))
         elif to_offsets is not None:
             target = _parse_offsets(to_offsets, opened)
         elif clone is not None:
@@ -205,6 +206,8 @@ def _parse_offsets(text: str, store: Store) -> dict[QueueKey, int]:
                 if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
                     raise InvalidRequestError(problem, topic=topic, broker=broker, queue=queue, offset=offset)
                 found[topic, broker, int(queue)] = offset
+    if not found:
+        raise InvalidRequestError("--to-offsets names no queue", value=text)
     return found
 
 

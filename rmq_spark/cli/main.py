@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 
 class _WithoutPandas:
@@ -22,6 +24,18 @@ def main() -> None:
     """Run the command line and end the process with the exit code that docs/cli.md gives."""
     sys.meta_path.insert(0, _WithoutPandas())
     gc.set_threshold(100_000)  # importing makes many objects and no garbage: looking for it took an eighth of a command
+    try:
+        run = _imported()
+    except KeyboardInterrupt:  # later ones are the application's
+        sys.stderr.write("rmq: interrupted\n")
+        sys.exit(130)
+    try:
+        run(sys.argv[1:])
+    finally:
+        gc.freeze()  # the interpreter looks twice for garbage as it ends, and all memory goes back anyway
+
+
+def _imported() -> Callable[[Sequence[str]], NoReturn]:
     from rmq_spark.cli import output
 
     output.use_utf8()
@@ -32,10 +46,7 @@ def main() -> None:
             raise
         output.complain(f'{error.name} is not installed; run: pip install "rmq-spark[cli]"')
         sys.exit(1)
-    try:
-        run(sys.argv[1:])
-    finally:
-        gc.freeze()  # the interpreter looks twice for garbage as it ends, and all memory goes back anyway
+    return run
 
 
 if __name__ == "__main__":

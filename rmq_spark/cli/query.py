@@ -25,10 +25,12 @@ def query(
     ] = None,
     to_time: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Stored before this time.")] = None,
     queue: Annotated[int | None, typer.Option("--queue", min=0, help="In this queue.")] = None,
-    from_offset: Annotated[int, typer.Option("--from-offset", min=0, max=INT64_MAX, help="First queue offset.")] = 0,
+    from_offset: Annotated[
+        int | None, typer.Option("--from-offset", min=0, max=INT64_MAX, help="With --queue: first queue offset.")
+    ] = None,
     to_offset: Annotated[
-        int, typer.Option("--to-offset", min=0, max=INT64_MAX, help="Queue offset to stop before.")
-    ] = INT64_MAX,
+        int | None, typer.Option("--to-offset", min=0, max=INT64_MAX, help="With --queue: offset to stop before.")
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", min=1, max=INT64_MAX, help="At most so many messages, the newest.")
     ] = 64,
@@ -45,6 +47,8 @@ def query(
 
     given = common(ctx, store, json, conf)
     _check(key, msg_id, queue, from_time is not None or to_time is not None)
+    if queue is None and (from_offset is not None or to_offset is not None):
+        raise InvalidRequestError("--from-offset and --to-offset belong to a queue; name it by --queue")
     names = columns_of(columns, given.json)
     with given.open(read_only=True) as opened:
         now = opened.clock.now_ms()
@@ -56,7 +60,8 @@ def query(
         elif msg_id is not None:
             answer = asked.by_id(msg_id, topic=topic, limit=limit, broker=broker)
         elif queue is not None:
-            answer = asked.by_queue(topic, queue, from_offset, to_offset, limit=limit, broker=broker)
+            end = INT64_MAX if to_offset is None else to_offset
+            answer = asked.by_queue(topic, queue, from_offset or 0, end, limit=limit, broker=broker)
         else:
             answer = asked.by_time(topic, from_ms, to_ms, limit=limit, broker=broker)
         if not given.json:

@@ -13,13 +13,17 @@ from rmq_spark.model.times import format_ms
 if TYPE_CHECKING:
     from rmq_spark.tables.engine import TableStatus
 
-app = typer.Typer(
-    help="ConsumeQueue, index and consumer offsets as Delta tables.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="ConsumeQueue, index and consumer offsets as Delta tables.", rich_markup_mode=None)
 
 TablesOption = Annotated[
     list[str] | None, typer.Option("--table", metavar="NAME", help="Only this table; may be repeated.")
 ]
+
+
+@app.callback()
+def tables(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None) -> None:
+    """ConsumeQueue, index and consumer offsets as Delta tables."""
+    common(ctx, store, json, conf)
 
 
 @app.command("build")
@@ -43,11 +47,10 @@ def build(
     given = common(ctx, store, json, conf)
     with given.open(read_only=False) as opened:
         brokers = [place.name for place in logs.named(opened, broker, nameserver=False)] if broker else None
-        if rebuild:
-            engine.empty(opened, tables=table, wait_s=wait)
         start = opened.clock.elapsed_ns()
+        build_or_rebuild = engine.rebuild if rebuild else engine.reput
         with given.out.progress("building tables", "messages") as advance:
-            done = engine.reput(opened, brokers=brokers, tables=table, wait_s=wait, progress=advance)
+            done = build_or_rebuild(opened, brokers=brokers, tables=table, wait_s=wait, progress=advance)
         seconds = (opened.clock.elapsed_ns() - start) / 1_000_000_000
     document = {"messages": done.messages, "ranges": done.ranges, "rows": done.rows, "seconds": round(seconds, 3)}
     rows = [(name, count) for name, count in done.rows.items()]

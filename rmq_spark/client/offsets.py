@@ -359,8 +359,9 @@ class GroupOffsets:
             if topic is not None:
                 self._store.topic(topic)
             source = _all_offsets(self._read_known(to.group))
-            known = {found.name for found in self._store.topics()} if topic is None else {topic}
-            return {key: offset for key, offset in source.items() if key[0] in known}
+            # Queues that are gone, with a topic that was deleted and made smaller, are not brought back.
+            known = set(self._queues_of({name for name, _, _ in source} if topic is None else {topic}))
+            return {key: offset for key, offset in source.items() if key in known}
         if topic is not None:
             self._store.topic(topic)
         else:

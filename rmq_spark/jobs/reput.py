@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from rmq_spark.jobs.following import MESSAGES, OFFSETS, follow
 from rmq_spark.jobs.job import Job, positive, seconds
 from rmq_spark.spark import table_engine
 from rmq_spark.spark.table_tasks import PART_MESSAGES, Place
-from rmq_spark.tables import engine
 from rmq_spark.tables.engine import ReputResult
 from rmq_spark.tables.lease import LEASE_MS
 from rmq_spark.tables.log_ranges import check_brokers
@@ -82,8 +81,7 @@ def rebuild(arguments: Sequence[str] | None = None) -> int:
         with job.open(given) as store:
             check_brokers(store, given.broker)  # before anything is emptied
             spark = job.session(delta=given.writer == "delta", delta_jars=given.delta_jars)
-            engine.empty(store, tables=tables, wait_s=given.wait or 0.0, lease_ms=int(given.lease * 1000))
-            _show(job, given, _step(job, given, spark, store, tables))
+            _show(job, given, _step(job, given, spark, store, tables, advance=table_engine.rebuild))
 
     return job.run(work, arguments)
 
@@ -116,10 +114,18 @@ def _advance(job: Job, given: argparse.Namespace, tables: Sequence[str]) -> None
         job.say("stopped")
 
 
-def _step(job: Job, given: argparse.Namespace, spark: SparkSession, store: Store, tables: Sequence[str]) -> ReputResult:
+def _step(
+    job: Job,
+    given: argparse.Namespace,
+    spark: SparkSession,
+    store: Store,
+    tables: Sequence[str],
+    *,
+    advance: Callable[..., ReputResult] = table_engine.reput,
+) -> ReputResult:
     place: Place = job.place(given)
     wait_s = given.wait if given.wait is not None else given.lease if given.continuous else 0.0
-    return table_engine.reput(
+    return advance(
         spark,
         store,
         place=place,

@@ -96,17 +96,14 @@ class FileReader:
             yield from ((block, self._only_block().select(wanted)) for block in blocks)
             return
         whole_row = 2 * len(wanted) > len(self._schema)
+        sizes = self._meta.places.size.tolist() if whole_row else self._wanted_bytes(names)
         at = 0
         while at < len(blocks):
-            if whole_row:
-                group = self._neighbours(blocks, at)
-                for block, data in zip(group, self._fetch_whole(group), strict=True):
-                    yield block, self._decode(block, data, wanted)
-                at += len(group)
-            else:
-                block = blocks[at]
-                yield block, self._decode(block, self._fetch_columns(block, wanted), wanted)
-                at += 1
+            group = self._group(blocks, at, sizes, neighbours=whole_row)
+            fetched = self._fetch_whole(group) if whole_row else self._fetch_columns(group, wanted)
+            for block, data in zip(group, fetched, strict=True):
+                yield block, self._decode(block, data, wanted)
+            at += len(group)
 
     def read_stretches(self, blocks: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """As `read_blocks`, with neighbours put together: yield (first block, the one behind the last, their rows).
@@ -158,22 +155,24 @@ class FileReader:
             raise meta.corrupt("file has another number of rows than its metadata says")
         return batch
 
-    def _neighbours(self, blocks: Sequence[int], at: int) -> list[int]:
-        sizes = self._meta.places.size
+    def _group(self, blocks: Sequence[int], at: int, sizes: list[int], *, neighbours: bool) -> list[int]:
+        """The blocks from `at` on that are fetched together."""
         group = [blocks[at]]
-        total = int(sizes[blocks[at]])
+        total = sizes[blocks[at]]
         for block in blocks[at + 1 :]:
-            total += int(sizes[block])
-            if block != group[-1] + 1 or total > READ_AHEAD_BYTES:
+            total += sizes[block]
+            if total > READ_AHEAD_BYTES or (neighbours and block != group[-1] + 1):
                 break
             group.append(block)
         return group
 
-    def _fetch(self, start: int, length: int) -> bytes | memoryview:
-        self.bytes_read += length
+    def _fetch(self, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
+        """The bytes of each (start, length)."""
+        self.bytes_read += sum(length for _, length in ranges)
         if self._meta.whole is not None:
-            return memoryview(self._meta.whole)[start : start + length]
-        return self._storage.read_range(self._meta.path, start, length)
+            whole = memoryview(self._meta.whole)
+            return [whole[start : start + length] for start, length in ranges]
+        return self._storage.read_ranges(self._meta.path, ranges)
 
     def _fetch_whole(self, group: list[int]) -> list[pa.Buffer]:
         starts, sizes = self._meta.block_starts, self._meta.places.size
@@ -181,29 +180,46 @@ class FileReader:
         length = int(starts[group[-1]]) + int(sizes[group[-1]]) - base
         if base < 0:
             raise self._meta.corrupt("block table does not fit the file")
-        data = pa.py_buffer(self._fetch(base, length))
+        data = pa.py_buffer(self._fetch([(base, length)])[0])
         return [data.slice(int(starts[block]) - base, int(sizes[block])) for block in group]
 
-    def _fetch_columns(self, block: int, wanted: list[int]) -> pa.Buffer:
-        """A buffer of the whole block's size in which only the wanted columns are filled in."""
+    def _fetch_columns(self, group: list[int], wanted: list[int]) -> list[pa.Buffer]:
+        """For each block a buffer of its size in which only the wanted columns are filled in."""
+        ranges = [self._column_ranges(block, wanted) for block in group]
+        starts = self._meta.block_starts
+        found = iter(
+            self._fetch(
+                [
+                    (int(starts[block]) + low, high - low)
+                    for block, mine in zip(group, ranges, strict=True)
+                    for low, high in mine
+                ]
+            )
+        )
+        buffers = []
+        for block, mine in zip(group, ranges, strict=True):
+            # np.empty of untouched pages costs no memory: the columns that are not wanted stay unmapped.
+            target = np.empty(int(self._meta.places.size[block]), np.uint8)
+            for (low, high), data in zip(mine, found, strict=False):
+                target[low:high] = np.frombuffer(data, np.uint8)
+            buffers.append(pa.py_buffer(target))
+        return buffers
+
+    def _column_ranges(self, block: int, wanted: list[int]) -> list[tuple[int, int]]:
+        """Where the header and the wanted columns of a block lie in it, near ones joined."""
         places = self._meta.places
-        start, size = int(self._meta.block_starts[block]), int(places.size[block])
-        body, ends = int(places.body[block]), places.ends[block]
-        if start < 0 or body > size:
+        body, ends = int(places.body[block]), places.ends[block].tolist()
+        if self._meta.block_starts[block] < 0 or body > places.size[block]:
             raise self._meta.corrupt("block table does not fit the file", block=block)
         ranges = [(0, body)]
         for column in sorted(wanted):
-            low = body + (int(ends[column - 1]) if column else 0)
-            high = body + int(ends[column])
+            low = body + (ends[column - 1] if column else 0)
+            high = body + ends[column]
             if low - ranges[-1][1] <= GAP_BYTES:
                 ranges[-1] = (ranges[-1][0], max(high, ranges[-1][1]))
             else:
                 ranges.append((low, high))
-        # np.empty of untouched pages costs no memory: the columns that are not wanted stay unmapped.
-        target = np.empty(size, np.uint8)
-        for low, high in ranges:
-            target[low:high] = np.frombuffer(self._fetch(start + low, high - low), np.uint8)
-        return pa.py_buffer(target)
+        return ranges
 
     def _decode(self, block: int, data: pa.Buffer, wanted: list[int]) -> pa.RecordBatch:
         meta = self._meta

@@ -97,16 +97,8 @@ def reput(
         FencedError: the lease was lost on the way; what was committed stays, nothing is doubled.
         CorruptDataError: a log or a table is damaged, or a table is ahead of its log.
     """
-    if part_messages < 1:
-        raise InvalidRequestError("a part has at least one message", part_messages=part_messages)
-    if writer not in WRITERS:
-        raise InvalidRequestError("no such writer", writer=writer, known=list(WRITERS))
-    check_brokers(store, brokers)
     place = place or Place(store.storage.uri)
-    if place.uri.startswith("memory:"):
-        raise InvalidRequestError("a store in memory is seen by one process only; use a path", store=place.uri)
-    if writer == "delta":
-        _check_delta(spark)
+    _check(spark, store, place, brokers=brokers, writer=writer, part_messages=part_messages)
     names = tuple(tables or TABLES)
     result = ReputResult()
     with TableLease.acquire(store, names, name="spark", wait_s=wait_s, duration_ms=lease_ms) as lease:
@@ -129,15 +121,47 @@ def reput(
     return result
 
 
-def rebuild(spark: SparkSession, store: Store, **options: Any) -> ReputResult:
-    """Empty the tables and fill them from the logs; `options` and errors are those of `reput`.
+def rebuild(
+    spark: SparkSession,
+    store: Store,
+    *,
+    place: Place | None = None,
+    brokers: Sequence[str] | None = None,
+    writer: Writer = "files",
+    part_messages: int = PART_MESSAGES,
+    **options: Any,
+) -> ReputResult:
+    """Empty the tables and fill them from the logs; arguments, `options` and errors are those of `reput`.
 
-    Readers see the old rows, then none, then more and more.
+    Readers see the old rows, then none, then more and more. With brokers named, rows of other brokers' logs stay.
     """
-    check_brokers(store, options.get("brokers"))  # before anything is emptied
+    place = place or Place(store.storage.uri)
+    _check(
+        spark, store, place, brokers=brokers, writer=writer, part_messages=part_messages
+    )  # before anything is emptied
     lease = {name: value for name, value in options.items() if name in ("tables", "wait_s", "lease_ms")}
-    engine.empty(store, **lease)
-    return reput(spark, store, **options)
+    engine.empty(store, brokers=brokers, **lease)
+    return reput(spark, store, place=place, brokers=brokers, writer=writer, part_messages=part_messages, **options)
+
+
+def _check(
+    spark: SparkSession,
+    store: Store,
+    place: Place,
+    *,
+    brokers: Sequence[str] | None,
+    writer: Writer,
+    part_messages: int,
+) -> None:
+    if part_messages < 1:
+        raise InvalidRequestError("a part has at least one message", part_messages=part_messages)
+    if writer not in WRITERS:
+        raise InvalidRequestError("no such writer", writer=writer, known=list(WRITERS))
+    check_brokers(store, brokers)
+    if place.uri.startswith("memory:"):
+        raise InvalidRequestError("a store in memory is seen by one process only; use a path", store=place.uri)
+    if writer == "delta":
+        _check_delta(spark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

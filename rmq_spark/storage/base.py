@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from rmq_spark.errors import CorruptDataError, InvalidRequestError
+
 Bytes: TypeAlias = bytes | bytearray | memoryview
 """Anything that `os.write` takes."""
 
@@ -55,6 +57,14 @@ class Storage(Protocol):
         Raises:
             NotFoundError: there is no such file.
             CorruptDataError: the file ends before `start + length`.
+        """
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
+        """Return what `read_range` gives for each (start, length), in this order, at the price of few requests.
+
+        Raises:
+            NotFoundError: there is no such file.
+            CorruptDataError: the file ends before one of the ranges does.
         """
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
@@ -116,6 +126,18 @@ class Storage(Protocol):
 
     def close(self) -> None:
         """Release connections; the object is not used afterwards."""
+
+
+def check_ranges(ranges: Sequence[tuple[int, int]]) -> None:
+    """Raise `InvalidRequestError` for a range that no file can have."""
+    for start, length in ranges:
+        if start < 0 or length < 0:
+            raise InvalidRequestError("a range needs start >= 0 and length >= 0", start=start, length=length)
+
+
+def too_short(path: str, start: int, length: int, size: int) -> CorruptDataError:
+    """The error that says that a file has no such range."""
+    return CorruptDataError("the file ends inside the range", path=path, start=start, length=length, size=size)
 
 
 def no_turn() -> AbstractContextManager[bool]:

@@ -33,7 +33,7 @@ from rmq_spark.errors import (
     StorageFullError,
     UnavailableError,
 )
-from rmq_spark.storage.base import Bytes, ObjectInfo, no_turn
+from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, no_turn, too_short
 from rmq_spark.storage.readback import Found, exists_error, join, look
 
 TEMP_PREFIX: Final = ".rmq-tmp-"
@@ -108,15 +108,16 @@ class HdfsStorage:
         return self._range(path, reader, 0, len(reader))
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        if start < 0 or length < 0:
-            raise InvalidRequestError("a range needs start >= 0 and length >= 0", start=start, length=length)
+        return self.read_ranges(path, [(start, length)])[0]
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        check_ranges(ranges)
         reader = self._open(path)
         # Checked here because the client does not return an error for it: it panics.
-        if start + length > len(reader):
-            raise CorruptDataError(
-                "the file ends inside the range", path=path, start=start, length=length, size=len(reader)
-            )
-        return self._range(path, reader, start, length)
+        for start, length in ranges:
+            if start + length > len(reader):
+                raise too_short(path, start, length, len(reader))
+        return [self._range(path, reader, start, length) for start, length in ranges]
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
         if length < 0:

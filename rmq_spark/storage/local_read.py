@@ -8,7 +8,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from rmq_spark.errors import (
     StorageFullError,
     UnavailableError,
 )
-from rmq_spark.storage.base import ObjectInfo
+from rmq_spark.storage.base import ObjectInfo, check_ranges, too_short
 
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -83,6 +83,14 @@ def read_pooled(fd: int, start: int, length: int) -> memoryview:
             break
         got += count
     return found[:got]
+
+
+def _read_range(fd: int, path: str, start: int, length: int) -> bytes | memoryview:
+    found = read_exactly(fd, start, length) if length < POOLED_BYTES else read_pooled(fd, start, length)
+    size = os.fstat(fd).st_size if len(found) != length or not length else start + length
+    if start + length > size or len(found) != length:
+        raise too_short(path, start, length, size)
+    return found
 
 
 class Turn:
@@ -155,19 +163,17 @@ class LocalReader:
             os.close(fd)
 
     def read_range(self, path: str, start: int, length: int) -> bytes | memoryview:
-        if start < 0 or length < 0:
-            raise InvalidRequestError("a range needs start >= 0 and length >= 0", start=start, length=length)
+        return self.read_ranges(path, ((start, length),))[0]
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
+        check_ranges(ranges)
         fd = self._open(path)
         try:
-            found = read_exactly(fd, start, length) if length < POOLED_BYTES else read_pooled(fd, start, length)
-            size = os.fstat(fd).st_size if len(found) != length or not length else start + length
+            return [_read_range(fd, path, start, length) for start, length in ranges]
         except OSError as error:
             raise self._read_error(error, path) from error
         finally:
             os.close(fd)
-        if start + length > size or len(found) != length:
-            raise CorruptDataError("the file ends inside the range", path=path, start=start, length=length, size=size)
-        return found
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
         if length < 0:

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from rmq_spark.clock import Clock, SystemClock
-from rmq_spark.errors import CorruptDataError, InvalidRequestError, NotFoundError
-from rmq_spark.storage.base import Bytes, ObjectInfo, no_turn
+from rmq_spark.errors import InvalidRequestError, NotFoundError
+from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, no_turn, too_short
 from rmq_spark.storage.readback import exists_error, join
 
 
@@ -60,14 +60,14 @@ class MemoryStorage:
         return self._file(path)[0]
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        if start < 0 or length < 0:
-            raise InvalidRequestError("a range needs start >= 0 and length >= 0", start=start, length=length)
+        check_ranges([(start, length)])
         content = self._file(path)[0]
         if start + length > len(content):
-            raise CorruptDataError(
-                "the file ends inside the range", path=path, start=start, length=length, size=len(content)
-            )
+            raise too_short(path, start, length, len(content))
         return content[start : start + length]
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read_range(path, start, length) for start, length in ranges]
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
         if length < 0:

@@ -12,6 +12,7 @@ retries are off for creates, so that every answer is seen here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -20,7 +21,6 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from rmq_spark.clock import Clock, SystemClock
 from rmq_spark.errors import (
-    CorruptDataError,
     InvalidRequestError,
     MissingExtraError,
     NotFoundError,
@@ -31,7 +31,7 @@ from rmq_spark.errors import (
     UnavailableError,
     UnsafeStorageError,
 )
-from rmq_spark.storage.base import Bytes, ObjectInfo, no_turn
+from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, no_turn, too_short
 from rmq_spark.storage.readback import Found, exists_error, join, look
 
 CREATE_DEADLINE_S: Final = 60.0
@@ -41,6 +41,10 @@ _REQUEST_TIMEOUT: Final = "30s"
 _READ_RETRY_LIMIT: Final = timedelta(seconds=20)
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
+_GAP_BYTES: Final = 64 * 1024
+"""Ranges with no more than this between them are one request."""
+
+_log = logging.getLogger(__name__)
 
 # Names that users of fsspec know -> names of obstore.
 _ALIASES: Final = {
@@ -124,8 +128,7 @@ class ObjectStorage:
             raise self._read_error(error, path) from error
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        if start < 0 or length < 0:
-            raise InvalidRequestError("a range needs start >= 0 and length >= 0", start=start, length=length)
+        check_ranges([(start, length)])
         failure: Exception | None = None
         if length:
             try:
@@ -139,12 +142,27 @@ class ObjectStorage:
         # An empty range, or a refusal that does not say whether the file is too short.
         size = self._size(path)
         if start + length > size:
-            raise CorruptDataError(
-                "the file ends inside the range", path=path, start=start, length=length, size=size
-            ) from failure
+            raise too_short(path, start, length, size) from failure
         if failure is not None or length:
             raise UnavailableError("the range could not be read", path=path, reason=_line(failure)) from failure
         return b""
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        check_ranges(ranges)
+        if len(ranges) > 1 and all(length for _, length in ranges):
+            starts, lengths = ([*numbers] for numbers in zip(*ranges, strict=True))
+            try:
+                found = self._library.get_ranges(
+                    self._store, _checked(path), starts=starts, lengths=lengths, coalesce=_GAP_BYTES
+                )
+                if [len(part) for part in found] == lengths:
+                    return [bytes(part) for part in found]
+            except FileNotFoundError as error:
+                raise self._read_error(error, path) from error
+            except (OSError, self._errors.BaseError) as error:
+                _log.info("several ranges of %s could not be read at once: %s", path, _line(error))
+        # One by one: the one that fails says why.
+        return [self.read_range(path, start, length) for start, length in ranges]
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
         if length < 0:

@@ -154,6 +154,7 @@ def data_file(value: dict[str, Any], spec: TableSpec, where: str) -> DataFile:
     Raises:
         UnsupportedVersionError: it has a deletion vector.
         CorruptDataError: its statistics are no JSON.
+        KeyError, TypeError, ValueError: it is not what Delta's protocol says.
     """
     if value.get("deletionVector"):
         raise UnsupportedVersionError(
@@ -166,9 +167,9 @@ def data_file(value: dict[str, Any], spec: TableSpec, where: str) -> DataFile:
         raise CorruptDataError("statistics of a table's file are no JSON", file=where, path=value["path"]) from error
     return DataFile(
         path=unquote(value["path"]),
-        size=value["size"],
-        modified_ms=value["modificationTime"],
-        rows=stats.get("numRecords"),
+        size=number(value["size"]),
+        modified_ms=number(value["modificationTime"]),
+        rows=None if stats.get("numRecords") is None else number(stats["numRecords"]),
         least=_stat_values(stats.get("minValues", {}), spec),
         greatest=_stat_values(stats.get("maxValues", {}), spec),
         nulls=stats.get("nullCount", {}),
@@ -218,8 +219,28 @@ def _stat_texts(values: dict[str, Any], spec: TableSpec) -> dict[str, Any]:
 
 
 def _stat_values(values: dict[str, Any], spec: TableSpec) -> dict[str, Any]:
-    times = _times(spec)
-    return {name: _ms(value) if name in times else value for name, value in values.items() if value is not None}
+    return {
+        name: _stat_value(value, spec.schema.field(name).type)
+        for name, value in values.items()
+        if value is not None and name in spec.schema.names
+    }
+
+
+def _stat_value(value: Any, kind: pa.DataType) -> Any:
+    if pa.types.is_timestamp(kind):
+        return _ms(value)
+    if pa.types.is_integer(kind):
+        return number(value)
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def number(value: object) -> int:
+    """The value, which must be an integer; others do not belong where Delta's protocol has one."""
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is no number")
+    return value
 
 
 def _times(spec: TableSpec) -> frozenset[str]:

@@ -6,10 +6,10 @@ look for news costs one test of a name. delta-rs would rebase an append over a c
 how a range could enter a table twice. docs/decisions/0008 has the argument; tests read every table with `deltalake`
 and delta-spark, too.
 
-A log is followed by name: version N + 1 is read when it is there. A table that was dropped and made anew has other
-versions under the same names; so, before version N + 1 is believed, version N must be the one that was read before. The
-same is asked before version N + 1 is written, and after: a writer that slept while its table was dropped finds the name
-free, or made anew with N versions, and must not add to that.
+A log is followed by name: version N + 1 is read when it is there. Versions only ever go forward, also over a drop,
+which leaves a checkpoint behind. Where somebody has deleted a table by hand, one made anew has other versions under the
+same names; so, before version N + 1 is believed, version N must be the one that was read before. The same is asked
+before version N + 1 is written, and after: a writer that slept while its table went must not add to another.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -165,13 +166,33 @@ class DeltaLog:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", store_schema=False)
         path = f"{self.directory}/{snapshot.version:020d}.checkpoint.parquet"
-        if not self.storage.exists(path):
+        with suppress(ExistsError):  # a checkpoint of this version, whoever wrote it, says the same
             self.storage.create_if_absent(path, [sink.getvalue()], durable=True)
         hint = {"version": snapshot.version, "size": table.num_rows}
         # It is a hint: a reader that finds none, or an old one, lists the directory.
         self.storage.delete(f"{self.directory}/{_HINT}")
-        self.storage.create_if_absent(f"{self.directory}/{_HINT}", [json.dumps(hint).encode()], durable=False)
+        with suppress(ExistsError):
+            self.storage.create_if_absent(f"{self.directory}/{_HINT}", [json.dumps(hint).encode()], durable=False)
         snapshot.checkpoint = snapshot.version
+
+    def write_blank(self, now_ms: int, nonce: str) -> str:
+        """Write a checkpoint of a table without rows and marks behind every version there is; returns its name.
+
+        With a snapshot, which must be of an empty table then, it is one of that version; without, the log cannot be
+        read, and it is one of the version behind the last.
+        """
+        snapshot = self.snapshot
+        if snapshot is None:
+            versions, checkpoints = self._list()
+            snapshot = Snapshot(version=max([*versions, *checkpoints], default=-1) + 1)
+            snapshot.protocol = delta_actions.protocol()["protocol"]
+            snapshot.metadata = delta_actions.metadata(self.spec, _uuid(nonce), now_ms)["metaData"]
+            self._last_bytes = b""
+            self.snapshot = snapshot
+        snapshot.transactions.clear()
+        snapshot.removed.clear()
+        self.write_checkpoint()
+        return f"{snapshot.version:020d}.checkpoint.parquet"
 
     def _state(self, snapshot: Snapshot) -> Iterable[dict[str, Any]]:
         yield {"protocol": snapshot.protocol}
@@ -268,7 +289,7 @@ class DeltaLog:
             for action in actions:
                 for kind, value in action.items():
                     self._apply(snapshot, kind, value, path)
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptDataError("an entry of a table's log cannot be read", file=path, reason=str(error)) from error
 
     def _apply(self, snapshot: Snapshot, kind: str, value: dict[str, Any], path: str) -> None:
@@ -279,9 +300,10 @@ class DeltaLog:
         elif kind == "remove":
             gone = unquote(value["path"])
             snapshot.files.pop(gone, None)
-            snapshot.removed[gone] = (value.get("deletionTimestamp") or 0, value.get("size") or 0)
+            when, size = value.get("deletionTimestamp") or 0, value.get("size") or 0
+            snapshot.removed[gone] = (delta_actions.number(when), delta_actions.number(size))
         elif kind == "txn":
-            snapshot.transactions[value["appId"]] = value["version"]
+            snapshot.transactions[value["appId"]] = delta_actions.number(value["version"])
         elif kind == "metaData":
             self._check_metadata(value, path)
             snapshot.metadata = _plain_maps(value)

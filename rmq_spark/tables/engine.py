@@ -136,6 +136,7 @@ def tend(store: Store, names: Sequence[str], lease: TableLease) -> None:
 def rebuild(
     store: Store,
     *,
+    brokers: Sequence[str] | None = None,
     tables: Sequence[str] | None = None,
     range_messages: int = RANGE_MESSAGES,
     wait_s: float = 0.0,
@@ -144,17 +145,33 @@ def rebuild(
 ) -> ReputResult:
     """Empty the tables and fill them from the logs; readers see the old rows, then none, then more and more.
 
+    With brokers named, rows of other brokers' logs stay.
+
     Raises:
         as `reput`.
     """
-    empty(store, tables=tables, wait_s=wait_s, lease_ms=lease_ms)
+    check_brokers(store, brokers)  # before anything is emptied
+    empty(store, brokers=brokers, tables=tables, wait_s=wait_s, lease_ms=lease_ms)
     return reput(
-        store, tables=tables, range_messages=range_messages, wait_s=wait_s, lease_ms=lease_ms, progress=progress
+        store,
+        brokers=brokers,
+        tables=tables,
+        range_messages=range_messages,
+        wait_s=wait_s,
+        lease_ms=lease_ms,
+        progress=progress,
     )
 
 
-def empty(store: Store, *, tables: Sequence[str] | None = None, wait_s: float = 0.0, lease_ms: int = LEASE_MS) -> None:
-    """Take every row out of the tables and set their marks back.
+def empty(
+    store: Store,
+    *,
+    brokers: Sequence[str] | None = None,
+    tables: Sequence[str] | None = None,
+    wait_s: float = 0.0,
+    lease_ms: int = LEASE_MS,
+) -> None:
+    """Take every row (of these brokers' logs, if they are named) out of the tables and set their marks back.
 
     Raises:
         PreconditionFailedError: another engine holds the lease.
@@ -162,13 +179,13 @@ def empty(store: Store, *, tables: Sequence[str] | None = None, wait_s: float = 
     names = tuple(tables or TABLES)
     with TableLease.acquire(store, names, wait_s=wait_s, duration_ms=lease_ms):
         for name in names:
-            upkeep.empty(DeltaLog(store.storage, TABLES[name]), store.clock)
+            upkeep.empty(DeltaLog(store.storage, TABLES[name]), store.clock, brokers or None)
 
 
 def drop(
     store: Store, *, tables: Sequence[str] | None = None, wait_s: float = 0.0, lease_ms: int = LEASE_MS
 ) -> list[str]:
-    """Delete tables; nothing is lost, as they can be made again. Returns those that were there.
+    """Delete tables; nothing is lost, as they can be made again. Returns those that had anything in them.
 
     Raises:
         PreconditionFailedError: another engine holds the lease.

@@ -59,6 +59,8 @@ class TableLease:
         """
         for table in tables:
             spec_of(table)
+        if duration_ms < 1:
+            raise InvalidRequestError("a lease lasts a millisecond at least", duration_ms=duration_ms)
         if not 0 <= wait_s <= WAIT_MAX_S:  # also when it is no number at all
             raise InvalidRequestError("a wait is from 0 seconds to a year", wait_s=wait_s)
         self = cls(store, tables, f"{name}-{store.clock.token()}", duration_ms)

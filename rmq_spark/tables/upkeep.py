@@ -73,6 +73,7 @@ def tend(delta: DeltaLog, starts: Mapping[str, int], clock: Clock, hold: Hold) -
     snapshot = delta.refresh()
     if snapshot is not None and snapshot.version - snapshot.checkpoint >= CHECKPOINT_EVERY:
         delete_old_files(delta, snapshot, clock.now_ms())
+        hold()
         delta.write_checkpoint()
 
 
@@ -164,48 +165,64 @@ def merge_due(runs: Sequence[Run]) -> list[Run] | None:
         size *= MERGE_FILES
 
 
-def empty(delta: DeltaLog, clock: Clock) -> None:
-    """Take out every row and set every mark back, in one step."""
+def empty(delta: DeltaLog, clock: Clock, brokers: Sequence[str] | None = None) -> None:
+    """Take out every row (of these brokers' logs, if they are named) and set the marks back, in one step."""
     while True:
         snapshot = delta.refresh()
         if snapshot is None:
             return
+        files = [file for file in snapshot.files.values() if brokers is None or file.broker in (None, *brokers)]
+        marks = list(snapshot.transactions) if brokers is None else [delta.spec.app_id(broker) for broker in brokers]
+        kept = [] if brokers is None else [made for file in files if (made := _without(delta, file, brokers, clock))]
         now = clock.now_ms()
-        actions = [file.remove(data_change=True, now_ms=now) for file in snapshot.files.values()]
-        actions += [transaction(app_id, 0, now) for app_id in snapshot.transactions]
+        actions = [file.remove(data_change=True, now_ms=now) for file in files]
+        actions += [file.add(data_change=True) for file in kept]
+        actions += [transaction(app_id, 0, now) for app_id in marks if app_id in snapshot.transactions]
         try:
             delta.commit(actions, "DELETE", now, clock.token())
         except ExistsError:
+            discard(delta.storage, delta.spec, kept)
             continue
         return
 
 
-def drop(delta: DeltaLog, clock: Clock, hold: Hold) -> bool:
-    """Delete the table, damaged or not; whether there was one.
+def _without(delta: DeltaLog, file: DataFile, brokers: Sequence[str], clock: Clock) -> DataFile | None:
+    """A new file with the rows of other brokers, of one that holds rows of several; None if there are none."""
+    if file.broker is not None:
+        return None
+    rows = data_files.read(delta.storage, delta.spec, file)
+    rows = rows.filter(pc.invert(pc.is_in(rows["brokerName"], pa.array(brokers, pa.string()))))
+    return _write(delta, "several", rows, file.span, clock) if rows.num_rows else None
 
-    The table is emptied first. Whatever is left if this dies on the way is an empty table, or none.
+
+def drop(delta: DeltaLog, clock: Clock, hold: Hold) -> bool:
+    """Delete the table, damaged or not; whether there was anything in it.
+
+    What stays is one small checkpoint that says: no rows, and so many versions. The next table goes on counting from
+    there, so no name is ever used twice, and an engine that slept through this cannot write, or delete, a file of the
+    table that was made since.
     """
     storage, spec = delta.storage, delta.spec
     names = sorted(info.name for info in storage.list(delta.directory))
-    last = ""
-    try:
-        if delta.refresh() is not None:
-            empty(delta, clock)
-            delta.write_checkpoint()
-            last = f"{delta.snapshot.version:020d}." if delta.snapshot else ""
-            names = sorted(info.name for info in storage.list(delta.directory))
-    except (CorruptDataError, UnsupportedVersionError) as error:
-        _log.info("table %s is dropped although it cannot be read: %s", spec.name, error)
-    # The newest checkpoint goes last: until then it says, alone, that the table is empty.
-    final = sorted((name for name in names if last and name.startswith(last)), reverse=True)
-    for name in [*(name for name in names if name not in final), *final]:
-        hold()
-        storage.delete(f"{delta.directory}/{name}")
-    delta.snapshot = None
+    was_there = bool(names)
+    if names:
+        try:
+            found = delta.refresh()
+            was_there = found is not None and bool(found.files or found.transactions)
+            if was_there:
+                empty(delta, clock)
+        except (CorruptDataError, UnsupportedVersionError) as error:
+            _log.info("table %s is dropped although it cannot be read: %s", spec.name, error)
+            delta.snapshot = None
+        kept = delta.write_blank(clock.now_ms(), clock.token())
+        for name in sorted(info.name for info in storage.list(delta.directory)):
+            if name[:1].isdigit() and name < kept:
+                hold()
+                storage.delete(f"{delta.directory}/{name}")
     for info in list(storage.list(spec.root)):
         hold()
         storage.delete(f"{spec.root}/{info.name}")
-    return bool(names)
+    return was_there
 
 
 def delete_old_files(delta: DeltaLog, snapshot: Snapshot, now_ms: int) -> int:

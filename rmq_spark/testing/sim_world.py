@@ -263,6 +263,9 @@ class SimStorage:
 
         return self._reading(effect)
 
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read_range(path, start, length) for start, length in ranges]
+
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
         def effect() -> tuple[bytes, int]:
             data = self._get(path).data

@@ -94,6 +94,30 @@ class StorageConformance:
         with pytest.raises(InvalidRequestError):
             storage.read_range("d/r", start, length)
 
+    @pytest.mark.parametrize(
+        "ranges",
+        [[], [(3, 4)], [(0, 1), (9, 1)], [(5, 5), (0, 5), (2, 6)], [(4, 2), (4, 2)], [(0, 3), (10, 0), (7, 3)]],
+    )
+    def test_several_ranges_at_once(self, storage: Storage, ranges: list[tuple[int, int]]) -> None:
+        storage.create_if_absent("d/r", [b"0123456789"])
+        found = storage.read_ranges("d/r", ranges)
+        assert [bytes(part) for part in found] == [b"0123456789"[start : start + length] for start, length in ranges]
+
+    def test_several_ranges_that_lie_apart(self, storage: Storage) -> None:
+        content = bytes(range(256)) * 4_096
+        storage.create_if_absent("d/wide", [content])
+        ranges = [(start, 300) for start in range(0, len(content) - 300, 150_001)]
+        found = storage.read_ranges("d/wide", ranges)
+        assert [bytes(part) for part in found] == [content[start : start + 300] for start, _ in ranges]
+
+    @pytest.mark.parametrize("bad", [(0, 11), (10, 1), (50, 5), (11, 0)])
+    def test_one_of_several_ranges_beyond_the_end_is_corrupt(self, storage: Storage, bad: tuple[int, int]) -> None:
+        storage.create_if_absent("d/r", [b"0123456789"])
+        with pytest.raises(CorruptDataError):
+            storage.read_ranges("d/r", [(0, 2), bad])
+        with pytest.raises(InvalidRequestError):
+            storage.read_ranges("d/r", [(0, 2), (-1, 1)])
+
     @pytest.mark.parametrize("length", [0, 1, 9, 10, 11, 1_000_000])
     def test_tails(self, storage: Storage, length: int) -> None:
         storage.create_if_absent("d/t", [b"0123456789"])
@@ -106,6 +130,7 @@ class StorageConformance:
             lambda: storage.read(path),
             lambda: storage.read_range(path, 0, 1),
             lambda: storage.read_range(path, 0, 0),
+            lambda: storage.read_ranges(path, [(0, 1), (2, 1)]),
             lambda: storage.read_tail(path, 1),
             lambda: storage.read_tail(path, 0),
         ]

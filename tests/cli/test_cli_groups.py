@@ -286,3 +286,25 @@ def test_ages_are_shown_in_two_units(ms: int, shown: str | None) -> None:
     from rmq_spark.cli.group import _age
 
     assert _age(ms) == shown
+
+
+def test_a_time_before_1970_is_before_every_message(run: Run, store: Path, filled: list[int]) -> None:
+    commit(store, "billing", {0: 3})
+    for text in ("1960-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59", "0"):
+        done = reset(run, "billing", "--to-time", text, "--force", "--dry-run")
+        assert (done["redelivered"], done["skipped"]) == (3, 0), text
+
+
+def test_offsets_that_name_no_queue_are_refused(run: Run, store: Path, filled: list[int]) -> None:
+    assert run("group", "reset", "nobody", "--to-offsets", "{}").code == 2
+    assert run("group", "reset", "nobody", "--to-offsets", '{"orders": {}}').code == 2
+
+
+def test_a_clone_has_no_queues_that_are_gone(run: Run, store: Path) -> None:
+    run("topic", "create", "orders", "--queues", "4")
+    commit(store, "from", dict.fromkeys(range(4), 0))
+    run("topic", "delete", "orders")
+    run("topic", "create", "orders", "--queues", "1")
+    done = reset(run, "to", "--clone", "from", "--topic", "orders")
+    assert [queue["queueId"] for queue in done["queues"]] == [0]
+    assert offsets_of(run, "to") == {0: 0}

@@ -131,6 +131,13 @@ def test_a_missing_extra_is_named(env: dict[str, str], tmp_path: Path) -> None:
     assert ran.stderr == b'rmq: typer is not installed; run: pip install "rmq-spark[cli]"\n'
 
 
+def test_an_interrupt_while_it_is_imported_is_one_line(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    ran = rmq({**env, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, "topic", "list")
+    assert ran.returncode == 130
+    assert ran.stderr == b"rmq: interrupted\n"
+
+
 def test_it_loads_neither_spark_nor_grpc_nor_rich(env: dict[str, str]) -> None:
     code = (
         "import sys\nfrom rmq_spark.cli.app import run\n"

@@ -109,7 +109,19 @@ def test_tables_are_built_shown_and_dropped(run: Run, orders: Path) -> None:
     assert run("tables", "drop", "--table", "index", "--json").json == {"dropped": ["index"]}
     assert run("tables", "drop", "--json").json == {"dropped": ["consumequeue", "consumer_offsets"]}
     assert "nothing" in run("tables", "drop").out
-    assert not list((orders / "tables").rglob("*.parquet"))
+    assert not list((orders / "tables").glob("*/*.parquet"))
+
+
+def test_options_of_tables_stand_before_or_after_the_command(run: Run, orders: Path) -> None:
+    assert run("tables", "--json", "status").json == run("tables", "status", "--json").json
+    assert run("tables").err == "rmq: missing command; see `rmq tables --help`\n"
+
+
+@pytest.mark.parametrize("option", ["--from-offset", "--to-offset"])
+def test_offsets_without_a_queue_are_not_ignored(run: Run, orders: Path, option: str) -> None:
+    done = run("query", "orders", "--key", "a", option, "0")
+    assert done.code == 2
+    assert "name it by --queue" in done.err
 
 
 def test_an_engine_at_work_is_a_conflict(run: Run, orders: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -187,6 +187,9 @@ class Counting:
         self._ahead(path)
         self._note(path, length)
         return bytes(self.inner.read_range(path, start, length))
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read_range(path, start, length) for start, length in ranges]
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
         self._ahead(path)

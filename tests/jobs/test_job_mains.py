@@ -15,12 +15,13 @@ from rmq_spark.cli import exits
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.producer import Producer
 from rmq_spark.client.store import Store
-from rmq_spark.errors import NotFoundError
+from rmq_spark.errors import InvalidRequestError, NotFoundError
 from rmq_spark.jobs.lag_report import lag_report
 from rmq_spark.jobs.maintenance import expire, roll
 from rmq_spark.jobs.reput import consumer_offsets, rebuild, reput
 from rmq_spark.model.message import Message
 from rmq_spark.spark import table_engine
+from rmq_spark.spark.table_tasks import Place
 from rmq_spark.tables import engine
 
 REPOSITORY = Path(__file__).parents[2]
@@ -133,6 +134,17 @@ def test_one_log_is_rolled_and_expired_by_the_driver(store: str, capsys: pytest.
     assert (newest["segments"], newest["messages"], newest["logStart"]) == (0, 0, 0)
     assert expire(["--store", store, "--before", "yesterday-ish"]) == exits.USAGE
     assert roll(["--store", store, "--broker", "nobody"]) == exits.NOT_FOUND
+
+
+def test_wrong_arguments_are_noticed_before_a_rebuild_empties_anything(store: str) -> None:
+    no_session: Any = None
+    wrong: list[dict[str, Any]] = [{"part_messages": 0}, {"writer": "nobody"}, {"place": Place("memory://elsewhere")}]
+    with Store.open(store) as opened:
+        engine.reput(opened)
+        for options in wrong:
+            with pytest.raises(InvalidRequestError):
+                table_engine.rebuild(no_session, opened, **options)
+        assert engine.read_table(opened, "consumequeue").num_rows == 10
 
 
 def test_a_mistyped_broker_is_noticed_before_anything_is_done(store: str, capsys: pytest.CaptureFixture[str]) -> None:

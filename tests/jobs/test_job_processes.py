@@ -60,6 +60,7 @@ def test_delta_spark_and_the_in_process_engine_go_on_with_each_others_tables(sam
     engine.reput(sample.grow(8).store, range_messages=60)
     check(sample)
     sample.grow(8)
+    assert engine.drop(sample.store) == list(TABLES)  # what it leaves is a table for delta-spark, too
     done = python("reput", "--store", uri(sample), "--writer", "delta", "--delta-jars", str(jars[0].parent))
     assert done.returncode == exits.OK, done.stderr
     engine.reput(sample.store)

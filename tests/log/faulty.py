@@ -41,6 +41,9 @@ class Wrapped:
     def read_range(self, path: str, start: int, length: int) -> bytes:
         return self.inner.read_range(path, start, length)
 
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read_range(path, start, length) for start, length in ranges]
+
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
         return self.inner.read_tail(path, length)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from rmq_spark.errors import (
     CorruptDataError,
     FencedError,
     InvalidRequestError,
+    NotFoundError,
     PreconditionFailedError,
     UnsupportedVersionError,
 )
@@ -190,20 +192,68 @@ def test_rebuilding_gives_the_same_tables() -> None:
     assert found(sample.store) == before == sample.expected()
 
 
-def test_dropping_leaves_nothing_and_building_starts_anew() -> None:
+@pytest.mark.parametrize("compacted", [False, True])
+def test_rebuilding_for_one_broker_leaves_the_rows_of_others(compacted: bool) -> None:
+    brokers = ("broker-0", "broker-1")
+    sample = Sample.new(12)
+    sample.store.create_topic("orders", brokers=brokers)
+    sample.grow(40, brokers)
+    engine.reput(sample.store, range_messages=100)
+    if compacted:
+        for table in TABLES:
+            compact(sample.store, table, brokers)
+    before = found(sample.store)
+    marks = {(status.table, status.broker): status.mark for status in engine.status(sample.store)}
+    engine.empty(sample.store, brokers=["broker-1"])
+    after = engine.status(sample.store)
+    assert {(one.table, one.broker): one.mark for one in after if one.broker == "broker-0"} == {
+        place: mark for place, mark in marks.items() if place[1] == "broker-0"
+    }
+    assert {one.mark for one in after if one.broker == "broker-1"} == {0}
+    kept = found(sample.store)
+    names = {name: TABLES[name].schema.names.index("brokerName") for name in TABLES}
+    for name, at in names.items():
+        assert kept[name] == [row for row in before[name] if row[at] != "broker-1"]
+    engine.reput(sample.store)
+    assert found(sample.store) == before == sample.expected(brokers)
+    engine.rebuild(sample.store, brokers=["broker-0"], range_messages=70)
+    assert found(sample.store) == before
+    with pytest.raises(NotFoundError, match="no such broker"):
+        engine.rebuild(sample.store, brokers=["nope"])
+    assert found(sample.store) == before
+
+
+def test_a_lease_of_no_time_is_refused() -> None:
+    sample = Sample.new(12).grow(1)
+    with pytest.raises(InvalidRequestError, match="a millisecond"):
+        engine.reput(sample.store, lease_ms=0)
+
+
+def test_dropping_leaves_no_row_and_building_starts_anew() -> None:
     sample = Sample.new(10).grow(20)
     assert engine.drop(sample.store) == []
     engine.reput(sample.store, range_messages=30)
     assert engine.drop(sample.store) == list(TABLES)
-    for spec in TABLES.values():
+    before = {status.table: status.version for status in engine.status(sample.store)}
+    for name, spec in TABLES.items():
         assert list(sample.store.storage.list(spec.root)) == []
-        assert list(sample.store.storage.list(f"{spec.root}/_delta_log")) == []
-    assert {status.mark for status in engine.status(sample.store)} == {None}
+        kept = sorted(info.name for info in sample.store.storage.list(f"{spec.root}/_delta_log"))
+        assert kept == [f"{before[name]:020d}.checkpoint.parquet", f"{before[name]:020d}.json", "_last_checkpoint"]
+    assert {(status.mark, status.files) for status in engine.status(sample.store)} == {(None, 0)}
+    assert engine.drop(sample.store) == []
+    assert {status.table: status.version for status in engine.status(sample.store)} == before
     engine.reput(sample.store)
     assert found(sample.store) == sample.expected()
+    assert all(status.version > before[status.table] for status in engine.status(sample.store)), "no name twice"
 
 
-@pytest.mark.parametrize("damage", ["hole", "no beginning", "no JSON", "other columns", "deletion vectors", "newer"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("hole", "no beginning", "no JSON", "other columns", "deletion vectors", "newer"),
+        *("schema no JSON", "no time", "no version", "no hash", "no size", "no count", "no text"),
+    ],
+)
 def test_a_damaged_or_foreign_table_is_an_error_and_can_be_dropped(damage: str) -> None:
     sample = Sample.new(21).grow(10)
     engine.reput(sample.store, range_messages=20)
@@ -219,7 +269,15 @@ def test_a_damaged_or_foreign_table_is_an_error_and_can_be_dropped(damage: str) 
         "other columns": data.replace(b"keyHash", b"keyHush"),
         "deletion vectors": data.replace(b'"dataChange":true', b'"dataChange":true,"deletionVector":{"x":1}'),
         "newer": data.replace(b'"minReaderVersion":1', b'"minReaderVersion":3'),
+        "schema no JSON": data.replace(b'"schemaString":"{', b'"schemaString":"'),
+        "no time": re.sub(rb'(storeTimestamp\\":\\"?)20', rb"\1xx", data),
+        "no version": re.sub(rb'("version":)[0-9]+', rb'\1"x"', data),
+        "no hash": re.sub(rb'(keyHash\\":)-?[0-9]+', rb'\1\\"x\\"', data),
+        "no size": re.sub(rb'("size":)[0-9]+', rb'\1"x"', data),
+        "no count": re.sub(rb'(numRecords\\":)[0-9]+', rb'\1\\"x\\"', data),
+        "no text": re.sub(rb'(brokerName\\":)\\"[^"]*"', rb"\g<1>7", data),
     }
+    assert changes[damage] != data
     for name in [name for name in entries if damage == "no beginning"]:
         storage.delete(f"{log}/{name}")
     for info in list(storage.list(log)):
@@ -230,7 +288,7 @@ def test_a_damaged_or_foreign_table_is_an_error_and_can_be_dropped(damage: str) 
     if changed is not None:
         storage.create_if_absent(f"{log}/{victim}", [changed])
     for ask in (engine.status, engine.reput, lambda store: engine.read_table(store, "index")):
-        with pytest.raises((CorruptDataError, UnsupportedVersionError), match=r"drop|rebuild|no JSON"):
+        with pytest.raises((CorruptDataError, UnsupportedVersionError), match=r"drop|rebuild|no JSON|cannot be read"):
             ask(sample.store)
     assert engine.drop(sample.store) == list(TABLES)
     assert list(storage.list("tables/index")) == []

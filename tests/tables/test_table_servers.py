@@ -39,7 +39,10 @@ def check(sample: Sample, options: dict[str, str] | None) -> None:
             assert pc.all(pc.equal(found["topic"], one.topic)).as_py() in (True, None)
     engine.reput(sample.store)
     assert engine.drop(sample.store) == list(TABLES)
-    assert list(sample.store.storage.list("tables/index/_delta_log")) == []
+    assert list(sample.store.storage.list("tables/index")) == []
+    assert MessageQuery(sample.store).by_id(one.msg_id).messages.num_rows
+    engine.reput(sample.store)
+    assert MessageQuery(sample.store).by_id(one.msg_id).messages.num_rows
 
 
 def test_hdfs(hdfs_uri: str) -> None:

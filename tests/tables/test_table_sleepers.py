@@ -16,7 +16,7 @@ from rmq_spark.clock import ManualClock
 from rmq_spark.errors import ExistsError, FencedError
 from rmq_spark.query.messages import MessageQuery
 from rmq_spark.storage.base import Bytes, Storage
-from rmq_spark.tables import engine
+from rmq_spark.tables import engine, upkeep
 from rmq_spark.tables.delta_log import DeltaLog
 from rmq_spark.tables.schemas import TABLES
 
@@ -87,7 +87,7 @@ def built(versions: int) -> Sample:
 @pytest.mark.parametrize("rebuild", [True, False], ids=["made anew", "dropped"])
 @pytest.mark.parametrize("picked", [is_file, is_entry], ids=["before its file", "before its entry"])
 def test_the_table_is_dropped_meanwhile(picked: Callable[[str], bool], rebuild: bool) -> None:
-    """Made anew it has as many versions as before: the sleeper finds the next name free."""
+    """Made anew it counts on from where the old one ended: no name that the sleeper knows is free again."""
     sample = built(5)
     versions = engine.status(sample.store, tables=["index"])[0].version
 
@@ -98,7 +98,7 @@ def test_the_table_is_dropped_meanwhile(picked: Callable[[str], bool], rebuild: 
             _, end = sample.bounds()
             for part in range(1, versions + 2):
                 engine.reput(other, end=end * part // (versions + 1))
-            assert engine.status(other, tables=["index"])[0].version == versions
+            assert engine.status(other, tables=["index"])[0].version > versions
 
     store = fresh(sample, Sleepy(sample.store.storage, picked, sleep, after=False))
     with pytest.raises(FencedError):
@@ -107,7 +107,7 @@ def test_the_table_is_dropped_meanwhile(picked: Callable[[str], bool], rebuild: 
 
 
 def test_an_entry_that_came_too_late_is_taken_back() -> None:
-    """The table is dropped and made anew between the look and the create, which nothing can rule out."""
+    """The table is deleted by hand and made anew between the look and the create, which nothing can rule out."""
     sample = built(3)
     spec = TABLES["index"]
     sleeper = Sleepy(sample.store.storage, is_entry, lambda: None, after=False)
@@ -115,15 +115,89 @@ def test_an_entry_that_came_too_late_is_taken_back() -> None:
     late.refresh()
 
     def sleep() -> None:
-        engine.drop(fresh(sample))
+        for directory in (spec.root, f"{spec.root}/_delta_log"):
+            for info in list(sample.store.storage.list(directory)):
+                sample.store.storage.delete(f"{directory}/{info.name}")
         _, end = sample.bounds()
         for part in range(1, 4):
-            engine.reput(fresh(sample), end=end * part // 3)
+            engine.reput(fresh(sample), tables=["index"], end=end * part // 3)
 
     sleeper.sleep = sleep
     with pytest.raises(ExistsError, match="dropped"):
         late.commit([], "WRITE", sample.clock.now_ms(), sample.clock.token())
     check_all(sample)
+
+
+def is_checkpoint(path: str) -> bool:
+    return path.startswith("tables/index/_delta_log/") and path.endswith(".checkpoint.parquet")
+
+
+@pytest.mark.parametrize("more", [1, 4, 14], ids=["fewer versions", "some", "more versions"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_checkpoint_of_the_old_table_is_not_one_of_the_new(more: int, after: bool) -> None:
+    """The sleeper was about to write it when another dropped the tables, built them anew and went on."""
+    sample = built(upkeep.CHECKPOINT_EVERY - 1)
+
+    def sleep() -> None:
+        other = fresh(sample)
+        sample.outlast(lambda: engine.drop(other))
+        for _ in range(more):
+            engine.reput(sample.grow(1).store)
+
+    store = fresh(sample, Sleepy(sample.store.storage, is_checkpoint, sleep, after=after))
+    slept = False
+    for _ in range(4):
+        try:
+            engine.reput(store, range_messages=1)
+        except FencedError:
+            slept = True
+    assert slept
+    snapshot = DeltaLog(sample.store.storage, TABLES["index"]).refresh()
+    assert snapshot is not None
+    held = {info.name for info in sample.store.storage.list("tables/index")}
+    assert set(snapshot.files) <= held
+    check_all(sample)
+
+
+class SleepyDelete:
+    """A storage whose user sleeps, once, just before the delete of a table's file with this number."""
+
+    def __init__(self, inner: Storage, number: int, sleep: Callable[[], None]) -> None:
+        self.inner = inner
+        self.left = number
+        self.sleep = sleep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def delete(self, path: str) -> None:
+        if path.startswith("tables/index/"):
+            self.left -= 1
+            if self.left == 0:
+                self.sleep()
+        self.inner.delete(path)
+
+
+def test_whoever_drops_sleeps_before_a_delete_while_another_builds() -> None:
+    number = 0
+    while True:
+        number += 1
+        sample = built(5)
+
+        def build(sample: Sample = sample) -> None:
+            sample.outlast(lambda: engine.reput(fresh(sample)))
+
+        sleeper = SleepyDelete(sample.store.storage, number, build)
+        store = fresh(sample, sleeper)
+        if sleeper.left > 0:
+            try:
+                engine.drop(store)
+            except FencedError:
+                assert sleeper.left <= 0
+        if sleeper.left > 0:
+            break  # there are not so many deletes
+        check_all(sample)
+    assert number > 8
 
 
 def test_the_directory_is_deleted_between_two_ranges(tmp_path: Path) -> None:
