@@ -60,7 +60,7 @@ class Storage(Protocol):
         """
 
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
-        """Return what `read_range` gives for each (start, length), in this order; the file is opened once where that helps.
+        """Return what `read_range` gives for each (start, length), in this order.
 
         Raises:
             NotFoundError: there is no such file.
