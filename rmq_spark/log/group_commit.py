@@ -4,6 +4,9 @@ The first caller leads: it takes what is queued, commits it for all, and hands t
 While a leader waits for the disk, the others queue up, so the group grows with the load. The leader waits a
 moment for as many callers as were seen lately, never longer than the linger: without that, threads fall into
 two halves that alternate, and each commit carries only one half.
+
+A commit's callers are woken one by the other, not all by the leader: threads that wake at once only wait again, for the
+interpreter's lock, and each of them is switched to twice.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ class Request:
     """Held until it is done or has to lead; only those that wait have one. A tenth of the cost of an `Event`."""
     leads: bool = False
     """Whether its caller is the one who commits for the others."""
+    follower: Request | None = None
+    """Who is woken by this one's caller as soon as it is awake itself."""
+    gone: bool = False
+    """Whether its caller was interrupted before anybody woke it."""
 
     @property
     def alone(self) -> bool:
@@ -51,10 +58,12 @@ class Request:
         return tuple(file.name for file in self.files) if self.files else id(self.batch)
 
     def wake(self) -> None:
-        """Let its caller go on; each caller waits once."""
-        latch, self.latch = self.latch, None
+        """Let its caller go on; each caller waits once. To be called under the group's lock."""
+        latch = self.latch
         if latch is not None:
-            latch.release()
+            if latch.locked():
+                latch.release()
+            self.latch = None  # last: whoever is interrupted before it may wake again
 
     @property
     def done(self) -> bool:
@@ -88,6 +97,9 @@ class GroupCommit:
             latch = self._enter(request)
             if latch is not None:
                 latch.acquire()
+                if request.follower is not None:
+                    with self._lock:
+                        self._wake_follower(request)
             if request.leads:
                 self._lead()
         finally:
@@ -111,14 +123,20 @@ class GroupCommit:
         with self._lock:
             if not request.done and request in self._queue:
                 self._queue.remove(request)
+            request.gone = request.latch is not None
+            if request.follower is not None and not request.gone:
+                self._wake_follower(request)  # interrupted between waking up and doing so
             if not request.leads:
                 return
+            last = request
             for other in self._taken:
                 if not other.done:
                     other.error = OutcomeUnknownError(
                         "the caller who committed for this one was interrupted; append the same batch again"
                     )
-                other.wake()
+                if other is not request:
+                    last.follower = last = other
+            self._wake_follower(request)
             self._taken = []
             if self._queue:
                 self._queue[0].leads = True
@@ -126,6 +144,16 @@ class GroupCommit:
             else:
                 self._leading = False
             request.leads = False
+
+    @staticmethod
+    def _wake_follower(request: Request) -> None:
+        """Wake the next caller of the same commit that is still there."""
+        follower = request.follower
+        while follower is not None and follower.gone:
+            follower = follower.follower
+        if follower is not None:
+            follower.wake()
+        request.follower = None
 
     def _lead(self) -> None:
         with self._lock:

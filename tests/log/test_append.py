@@ -856,6 +856,42 @@ class TestInterruptedCallers:
         interrupted.wake()
         victim.join(5)
 
+    @pytest.mark.parametrize("victim", [1, 2, 3])
+    def test_one_that_is_interrupted_while_its_group_commits_keeps_nobody_asleep(self, victim: int) -> None:
+        """Callers of a commit wake each other in turn; one that has gone is passed over."""
+        entered, go_on = threading.Event(), threading.Event()
+        rounds = 0
+
+        def commit(group: list[Request]) -> None:
+            nonlocal rounds
+            rounds += 1
+            entered.set()
+            go_on.wait(5)
+            if rounds == 2:
+                assert len(group) == len(members)
+                commits._leave(members[victim])  # what an interrupt of a caller that waits ends with
+            for request in group:
+                request.error = ValueError("done")
+
+        commits = GroupCommit(commit, LogSettings(), SystemClock())
+        first = threading.Thread(target=lambda: commits.submit(Request(one_message())))
+        first.start()
+        assert entered.wait(5)
+        members = [Request(one_message()) for _ in range(4)]
+        threads = []
+        for number, member in enumerate(members):
+            threads.append(threading.Thread(target=commits.submit, args=(member,)))
+            threads[-1].start()
+            while len(commits._queue) <= number:
+                time.sleep(0.001)
+        go_on.set()
+        awake = [thread for number, thread in enumerate(threads) if number != victim]
+        for thread in (first, *awake):
+            thread.join(5)
+            assert not thread.is_alive()
+        members[victim].wake()
+        threads[victim].join(5)
+
 
 def one_message() -> MessageBatch:
     return MessageBatch.of(topic="t", queue_id=0, msg_id="m", body=b"b", born_timestamp_ms=0)
