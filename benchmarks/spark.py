@@ -45,7 +45,7 @@ class World:
 
 
 def session(place, jar_sets):
-    """One session for all: this project's recommended settings, the peers' jars, Delta set for two cores."""
+    """One session for all: this project's recommended settings, and the peers' jars."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     jars = [str(path) for name in jar_sets for path in ensure_jars(name)]
     settings = dict(
@@ -64,8 +64,6 @@ def session(place, jar_sets):
         "spark.sql.streaming.numRecentProgressUpdates": "500",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        # The default of 50 is meant for clusters and makes each Delta query several times slower here.
-        "spark.databricks.delta.snapshotPartitions": "2",
     }
     return SparkSession.builder.master("local[2]").appName("benchmark").config(map=settings).getOrCreate()
 

@@ -65,6 +65,8 @@ class Data:
     """Layout -> path of a store: `commits` as they were appended, `rolled` into segments."""
     parquet: str = ""
     delta: str = ""
+    delta_tuned: str = ""
+    """A copy of Delta's table: a session keeps what it made of a table's log, in as many pieces as were set then."""
     topic: str | None = None
     """Kafka's topic; None without Kafka."""
     rare: int = 0
@@ -118,6 +120,7 @@ def make(world, label, rows, size):
             # One partition, so that a file is a stretch of the log.
             world.spark.read.parquet(*files).coalesce(1).write.format(name).mode("append").save(frames)
         _lap(name, started)
+    data.delta_tuned = shutil.copytree(data.delta, place / "delta-tuned").as_posix()
     if world.kafka is not None:
         started = time.perf_counter()
         _fill_kafka(world, data, parts)

@@ -262,6 +262,11 @@ class FileMeta:
         self.whole: bytes | None = None
         """The file's bytes when it was small enough to come with its tail."""
 
+    @property
+    def tail_bytes(self) -> int:
+        """What stands behind the blocks, most of it the metadata; all of a file that was read as a whole."""
+        return self.size - self.data_end if self.whole is None else self.size
+
     @cached_property
     def runs(self) -> Runs:
         """The run index."""

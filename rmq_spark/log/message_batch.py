@@ -39,6 +39,7 @@ _TAGS: Final = schema.ROWS.get_field_index("tags")
 BODY: Final = schema.ROWS.get_field_index("body")
 _STRUCT: Final = pa.struct(list(schema.ROWS))
 _ZERO: Final = np.frombuffer(bytes(4), np.int32)
+_NOWHERE: Final = np.empty(0, np.int64)
 _ONE: Final = np.frombuffer((1).to_bytes(4, sys.byteorder), np.int32)
 
 
@@ -225,7 +226,9 @@ def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | N
         order = _stable_order(topic, queue, len(topics), group)
         batch = _permute(batch, order)
         group = group[order]
-    starts = np.concatenate(([0], np.flatnonzero(group[1:] != group[:-1]) + 1))
+    # In order, and the ends are equal: all of it is one run.
+    steps = np.flatnonzero(group[1:] != group[:-1]) if group[0] != group[-1] else _NOWHERE
+    starts = np.concatenate(([0], steps + 1))
     rows = np.diff(starts, append=count).astype(np.int32)
     counts, codes = _tag_codes(batch.column("tags"), rows)
     heads = group[starts].astype(np.int64)

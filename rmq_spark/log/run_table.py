@@ -19,6 +19,7 @@ from rmq_spark.log import scan
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.state import fingerprint
+from rmq_spark.log.view import LogView
 
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
@@ -76,6 +77,8 @@ class RunIndex:
         self._log = log
         self._seen: OrderedDict[tuple[str, int], _FileRuns] = OrderedDict()
         self._runs_seen = 0
+        self._view: LogView | None = None
+        """As it was when runs were last listed."""
 
     def list_runs(self, query: scan.Query, select: Select, stats: scan.ScanStats | None = None) -> RunTable:
         """The runs in the log range [query.start, query.end) that `select` wants; times prune whole files only.
@@ -85,7 +88,7 @@ class RunIndex:
             NotFoundError: a file is missing though the log's mark names it.
         """
         for look in range(_LOOKS):
-            view = self._log.refresh()
+            view = self._view = self._log.refresh()
             planned = scan.plan(view, query, stats or scan.ScanStats())
             try:
                 parts = [self._runs_of(planned, number, select) for number in range(len(planned.sources))]
@@ -191,6 +194,9 @@ class RunIndex:
         return [found[low:high] for low, high in zip(first.tolist(), last.tolist(), strict=True)]
 
     def _meta(self, source: scan.Source) -> FileMeta:
+        known = self._view.walked(source.path, source.print_) if self._view is not None else None
+        if known is not None:
+            return known
         meta = read_meta(self._log.storage, source.path, source.kind)
         if fingerprint(meta.digest) != source.print_:
             raise NotFoundError("another file stands where the planned one was", path=source.path)

@@ -10,9 +10,9 @@ Steps of `refresh`, which the tests and docs/architecture.md name by number:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,12 @@ from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.marks import Mark, find_mark, newest_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.snapshot import newest_state, unpack_state
-from rmq_spark.log.state import LogState, state_topics
+from rmq_spark.log.state import LogState, fingerprint, state_topics
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
+
+WALKED_BYTES: Final = 8 * 1024 * 1024
+"""A view keeps the metadata of the commits that it walked along last, up to so many bytes of their files' tails."""
 
 
 class Landing(NamedTuple):
@@ -57,6 +60,8 @@ class LogView:
         self._unconfirmed: deque[Landing] = deque()
         self.on_load: Callable[[], None] | None = None
         """Called when the state was loaded from a segment or snapshot, before the walk."""
+        self._walked: OrderedDict[str, FileMeta] = OrderedDict()
+        self._walked_bytes = 0
 
     def load(self) -> None:
         """Learn the log from nothing: newest mark, newest good snapshot (or segment), then the walk.
@@ -153,6 +158,21 @@ class LogView:
         """Whether everything the state stands on is confirmed; only then may an append build on it."""
         return self._loaded and self.confirmed == self.state.offset
 
+    def walked(self, path: str, digest_print: int) -> FileMeta | None:
+        """The metadata of a commit that a walk has read lately, so that a plan need not read and parse it again.
+
+        It is what the state was folded from, whatever stands under that name by now.
+        """
+        meta = self._walked.get(path)
+        return meta if meta is not None and fingerprint(meta.digest) == digest_print else None
+
+    def _keep(self, meta: FileMeta) -> None:
+        before = self._walked.pop(meta.path, None)
+        self._walked[meta.path] = meta
+        self._walked_bytes += meta.tail_bytes - (before.tail_bytes if before is not None else 0)
+        while self._walked_bytes > WALKED_BYTES:
+            self._walked_bytes -= self._walked.popitem(last=False)[1].tail_bytes
+
     def walk(self) -> None:
         """Steps 1 and 2: fold commits up to the first absent name, unconfirmed."""
         while True:
@@ -161,6 +181,7 @@ class LogView:
             except NotFoundError:
                 return
             self.take(meta)
+            self._keep(meta)
             if self.on_commit is not None:
                 self._unconfirmed.append(Landing(meta.doc["handle"], meta.doc["seq"], meta.doc["first"]))
 

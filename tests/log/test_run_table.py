@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import NotFoundError
-from rmq_spark.log import run_table
+from rmq_spark.log import run_table, view
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.expire import expire
@@ -24,6 +24,7 @@ from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import write_row_file
 from rmq_spark.log.run_table import RunIndex, RunTable
 from rmq_spark.log.scan import Query, ScanStats
+from rmq_spark.log.state import fingerprint
 from rmq_spark.model.settings import LogSettings
 from rmq_spark.storage.memory import MemoryStorage
 
@@ -230,6 +231,11 @@ class RollsBetween(Wrapped):
 
 
 class TestFilesThatMove:
+    @pytest.fixture(autouse=True)
+    def nothing_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As of a log that was opened by a snapshot: no commit was walked along, each has to be read."""
+        monkeypatch.setattr(view, "WALKED_BYTES", 0)
+
     def make(self, times: int) -> tuple[RollsBetween, RunIndex]:
         storage = RollsBetween(times)
         log = open_log(storage, segment_bytes=1, clock=ManualClock())
@@ -252,3 +258,33 @@ class TestFilesThatMove:
         storage.delete(f"{ROOT}/commitlog/{2:020d}.arrow")
         with pytest.raises(NotFoundError):
             index.list_runs(Query(end=4), everything)
+
+
+class TestCommitsThatWereWalkedAlong:
+    def make(self) -> tuple[MemoryStorage, CommitLog]:
+        storage = MemoryStorage()
+        log = open_log(storage, clock=ManualClock())
+        for number in range(6):
+            log.append(message(f"m{number}", queue=number % 2))
+        return storage, CommitLog(storage, ROOT, BROKER, read_only=True)
+
+    def test_are_not_read_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, reader = self.make()
+        monkeypatch.setattr(run_table, "read_meta", None)
+        rows = expand(RunIndex(reader).list_runs(Query(end=6), everything))
+        assert sorted(row[1:] for row in rows) == [("t", queue, offset) for queue in (0, 1) for offset in range(3)]
+
+    def test_are_kept_up_to_a_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        storage, _ = self.make()
+        one = len(storage.read(f"{ROOT}/commitlog/{0:020d}.arrow"))
+        monkeypatch.setattr(view, "WALKED_BYTES", 3 * one)
+        _, reader = self.make()
+        known = list(reader.view._walked)
+        assert known == [f"{ROOT}/commitlog/{first:020d}.arrow" for first in (3, 4, 5)]
+
+    def test_another_file_under_the_same_name_is_not_taken_for_it(self) -> None:
+        _, reader = self.make()
+        path = f"{ROOT}/commitlog/{2:020d}.arrow"
+        found = reader.view._walked[path]
+        assert reader.view.walked(path, fingerprint(found.digest)) is found
+        assert reader.view.walked(path, fingerprint(found.digest) + 1) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import zipfile
@@ -51,6 +52,25 @@ def test_the_rest_is_as_it_was(archive: Path) -> None:
         assert {name: found.read(name).decode() for name in _SOURCES} == _SOURCES
     assert archive.stat().st_mode & 0o777 == 0o640
     assert [path.name for path in archive.parent.iterdir()] == ["some.zip"]
+
+
+def test_tests_are_left_out(archive: Path) -> None:
+    with zipfile.ZipFile(archive, "a") as more:
+        more.writestr("pkg/tests/__init__.py", "")
+        more.writestr("pkg/tests/test_part.py", "def :")
+    assert precompile(archive) == 2
+    with zipfile.ZipFile(archive) as found:
+        assert not [name for name in found.namelist() if "tests" in name]
+        assert found.read("pkg/data.json") == b"{}"
+
+
+def test_an_archive_compiled_with_its_tests_is_made_smaller(archive: Path) -> None:
+    precompile(archive)
+    with zipfile.ZipFile(archive, "a") as more:
+        more.writestr("pkg/tests/test_part.py", "")
+        more.writestr("pkg/tests/test_part.pyc", importlib.util.MAGIC_NUMBER)
+    assert precompile(archive) == 2
+    assert precompile(archive) == 0
 
 
 def test_a_second_time_does_nothing(archive: Path) -> None:
