@@ -26,6 +26,7 @@ SCENARIOS = {
     "read": (reads.read, True),
     "columns": (reads.columns, True),
     "stream": (reads.stream, True),
+    "stream-same": (reads.stream_same, True),
     "write": (writes.write, True),
     "tag": (reads.tag, False),
     "time": (reads.time_slice, False),

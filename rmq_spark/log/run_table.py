@@ -74,7 +74,8 @@ class RunIndex:
     """Reads run indexes of one log; remembers those it has seen. Not for use by two threads at once."""
 
     def __init__(self, log: scan.Log) -> None:
-        self._log = log
+        self.log = log
+        """Whose runs these are."""
         self._seen: OrderedDict[tuple[str, int], _FileRuns] = OrderedDict()
         self._runs_seen = 0
         self._view: LogView | None = None
@@ -88,7 +89,7 @@ class RunIndex:
             NotFoundError: a file is missing though the log's mark names it.
         """
         for look in range(_LOOKS):
-            view = self._view = self._log.refresh()
+            view = self._view = self.log.refresh()
             planned = scan.plan(view, query, stats or scan.ScanStats())
             try:
                 parts = [self._runs_of(planned, number, select) for number in range(len(planned.sources))]
@@ -105,7 +106,7 @@ class RunIndex:
 
         At least one row if there is any. Exact in rows; in bytes by the average of each file.
         """
-        end = query.end if query.end is not None else self._log.refresh().state.offset
+        end = query.end if query.end is not None else self.log.refresh().state.offset
         table = self.list_runs(query, select)
         taken, weight = 0, 0
         for number, source in enumerate(table.sources):
@@ -189,7 +190,7 @@ class RunIndex:
             touched[begin : int(np.searchsorted(starts, high, "left"))] = True
         found = np.empty(int(starts[-1]), np.int64)
         blocks = np.flatnonzero(touched[:-1]).tolist()
-        for block, batch in FileReader(self._log.storage, meta).read_blocks(blocks, ["commitOffset"]):
+        for block, batch in FileReader(self.log.storage, meta).read_blocks(blocks, ["commitOffset"]):
             found[starts[block] : starts[block + 1]] = batch.column(0).to_numpy(zero_copy_only=False)
         return [found[low:high] for low, high in zip(first.tolist(), last.tolist(), strict=True)]
 
@@ -197,7 +198,7 @@ class RunIndex:
         known = self._view.walked(source.path, source.print_) if self._view is not None else None
         if known is not None:
             return known
-        meta = read_meta(self._log.storage, source.path, source.kind)
+        meta = read_meta(self.log.storage, source.path, source.kind)
         if fingerprint(meta.digest) != source.print_:
             raise NotFoundError("another file stands where the planned one was", path=source.path)
         return meta

@@ -13,11 +13,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rmq_spark.client.store import Store
+from rmq_spark.errors import RmqError
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.run_table import RunIndex
 from rmq_spark.log.scan import Query, ScanStats
 from rmq_spark.spark.bounds import ByTimestamp
+from rmq_spark.spark.open_stores import forget_store, kept_store
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task, make_tasks, queue_ranges
 from rmq_spark.spark.resolve import queue_bounds
@@ -26,6 +27,9 @@ from rmq_spark.spark.subscription import Subscription, check_topics
 from rmq_spark.spark.task_reader import read_task
 
 _log = logging.getLogger(__name__)
+
+_run_indexes: dict[tuple[str, str], RunIndex] = {}
+"""Spark plans all reads of a session in one process: what it learned of a log's files serves the next plan."""
 
 
 class TaskPartition(InputPartition):
@@ -47,9 +51,13 @@ class RocketMQBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        with Store.open(options.store, options=options.storage_options, read_only=True) as store:
+        try:
+            store = kept_store(options.store, options.storage_options, read_only=True)
             check_topics(store, options)
             tasks = [task for broker in store.brokers() for task in self._plan(store.log(broker))]
+        except RmqError:
+            forget_store(options.store, options.storage_options)
+            raise
         return [TaskPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -59,11 +67,12 @@ class RocketMQBatchReader(DataSourceReader):
 
     def _plan(self, log: CommitLog) -> list[Task]:
         options = self._options
+        log.refresh()  # the handle may be an earlier plan's
         subscription = Subscription(options, log.broker)
         bounds = queue_bounds(log, options, subscription)
         stats = ScanStats()
         query = Query(end=log.view.state.offset, from_ms=self._from_ms, to_ms=self._to_ms)
-        table = RunIndex(log).list_runs(query, subscription.select, stats)
+        table = _run_index(log).list_runs(query, subscription.select, stats)
         ranges = queue_ranges(table, bounds, log.view.state.queues.starts())
         tasks = make_tasks(
             log.broker,
@@ -83,3 +92,11 @@ class RocketMQBatchReader(DataSourceReader):
             len(tasks),
         )
         return tasks
+
+
+def _run_index(log: CommitLog) -> RunIndex:
+    place = (log.storage.uri, log.root)
+    found = _run_indexes.get(place)
+    if found is None or found.log is not log:  # the store was opened anew: other files may stand under the old names
+        found = _run_indexes[place] = RunIndex(log)
+    return found

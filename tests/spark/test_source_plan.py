@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,3 +244,41 @@ def test_nothing_to_read_is_no_task() -> None:
     assert make_tasks("broker-0", table, [], tasks_min=3, rows_max=2) == []
     assert make_tasks("broker-0", table, [QueueRange("t", 0, 5, 5)], tasks_min=None, rows_max=None) == []
     assert planned(world, topic="t") == []
+
+
+class TestPlansOfOneProcess:
+    """Spark plans every read of a session in one process, which keeps the store open and what it knows of files."""
+
+    def test_a_second_plan_reads_no_metadata_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = World.create(settings=LogSettings(segment_bytes=1))
+        world.store.create_topic("t", queues=2)
+        for _ in range(3):
+            world.send("t", 0, 1)
+        world.roll("broker-0", segment_bytes=1)
+        world.send("t", 0, 1)
+        first = planned(world, topic="t")
+        monkeypatch.setattr("rmq_spark.log.run_table.read_meta", None)
+        monkeypatch.setattr("rmq_spark.log.view.read_meta", lambda *_: pytest.fail("a commit was read again"))
+        monkeypatch.setattr("rmq_spark.log.view.LogView.walk", lambda _: None)
+        assert planned(world, topic="t") == first
+
+    def test_it_sees_what_was_appended_rolled_and_expired_since(self) -> None:
+        world = World.create(settings=LogSettings(segment_bytes=1, delete_grace_ms=0))
+        world.store.create_topic("t", queues=2)
+        for expected in range(1, 4):
+            world.send("t", 0, 1)
+            assert [part.high for task in planned(world, topic="t") for part in task.ranges] == [expected, expected]
+        world.roll("broker-0", segment_bytes=1)
+        assert {source.kind for task in planned(world, topic="t") for source in task.sources} == {"segment"}
+        world.expire_below(2, "broker-0")
+        assert [part.low for task in planned(world, topic="t") for part in task.ranges] == [1, 1]
+
+    def test_a_store_that_was_made_anew_is_opened_anew(self, tmp_path: Path) -> None:
+        place = tmp_path / "store"
+        for count in (5, 2):
+            shutil.rmtree(place, ignore_errors=True)
+            world = World.create(str(place))
+            world.store.create_topic("t", queues=1)
+            world.send("t", *[0] * count)
+            assert [part.high for task in planned(world, topic="t") for part in task.ranges] == [count]
+            world.store.close()
