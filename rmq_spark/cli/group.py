@@ -188,7 +188,7 @@ def _parse_offsets(text: str, store: Store) -> dict[QueueKey, int]:
     """Offsets as RocketMQ's Spark connector writes them; a topic on one broker may leave the broker out."""
     problem = '--to-offsets takes {"TOPIC": {"BROKER": {"QUEUE": OFFSET}}}'
     try:
-        topics = json_.loads(text)
+        topics = json_.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(problem, reason=str(error)) from error
     found: dict[QueueKey, int] = {}
@@ -205,10 +205,19 @@ def _parse_offsets(text: str, store: Store) -> dict[QueueKey, int]:
                     raise NotFoundError("no such queue", topic=topic, broker=broker, queue=queue)
                 if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
                     raise InvalidRequestError(problem, topic=topic, broker=broker, queue=queue, offset=offset)
+                if (topic, broker, int(queue)) in found:
+                    raise InvalidRequestError("a queue is named twice", topic=topic, broker=broker, queue=queue)
                 found[topic, broker, int(queue)] = offset
     if not found:
         raise InvalidRequestError("--to-offsets names no queue", value=text)
     return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; one that has a name twice is refused, for nobody can say which of its values was meant."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError(f"a name stands twice: {sorted(name for name, _ in pairs)}")
+    return dict(pairs)
 
 
 def _object(value: Any, problem: str) -> dict[str, Any]:

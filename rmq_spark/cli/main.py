@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 
@@ -31,8 +33,20 @@ def main() -> None:
         sys.exit(130)
     try:
         run(sys.argv[1:])
-    finally:
-        gc.freeze()  # the interpreter looks twice for garbage as it ends, and all memory goes back anyway
+    except SystemExit as ended:
+        _leave(ended.code)
+
+
+def _leave(code: object) -> NoReturn:
+    """End the process here and now: the command has closed what it opened, and all memory goes back anyway.
+
+    An orderly end looks twice for garbage, and takes Arrow's threads down in an order that, once in some hundred
+    commands on a busy machine, ended one that had done its work with an abort.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # whoever read it has gone; the command has dealt with that
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _imported() -> Callable[[Sequence[str]], NoReturn]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from rmq_spark.errors import NotFoundError
 from rmq_spark.log import scan
+from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.state import fingerprint
@@ -73,7 +74,7 @@ class _FileRuns:
 class RunIndex:
     """Reads run indexes of one log; remembers those it has seen. Not for use by two threads at once."""
 
-    def __init__(self, log: scan.Log) -> None:
+    def __init__(self, log: CommitLog) -> None:
         self.log = log
         """Whose runs these are."""
         self._seen: OrderedDict[tuple[str, int], _FileRuns] = OrderedDict()
@@ -89,8 +90,8 @@ class RunIndex:
             NotFoundError: a file is missing though the log's mark names it.
         """
         for look in range(_LOOKS):
-            view = self._view = self.log.refresh()
-            planned = scan.plan(view, query, stats or scan.ScanStats())
+            # Under the log's lock: an append by another thread changes what the plan is made from.
+            self._view, planned = self.log.look(lambda view: (view, scan.plan(view, query, stats or scan.ScanStats())))
             try:
                 parts = [self._runs_of(planned, number, select) for number in range(len(planned.sources))]
             except NotFoundError:

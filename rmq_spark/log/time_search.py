@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -23,13 +23,13 @@ from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.marks import Mark, SegmentRef
+from rmq_spark.log.queues import Queues
 from rmq_spark.log.snapshot import unpack_state
 from rmq_spark.log.state import fingerprint
 from rmq_spark.storage import paths
 
 if TYPE_CHECKING:
     from rmq_spark.log.commit_log import CommitLog
-    from rmq_spark.log.queues import Queues
     from rmq_spark.log.view import LogView
     from rmq_spark.storage.base import Storage
 
@@ -241,6 +241,20 @@ class TimeSearch:
 
         ground, oldest = self._ask(list(offsets), times)
         return {queue: Backlog(*ground.bounds[queue], oldest.get(queue)) for queue in offsets}
+
+    def stored_at(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
+        """When the messages at these offsets were stored, of deleted topics, too; without those that have expired.
+
+        Raises:
+            CorruptDataError: a file is damaged or missing.
+        """
+
+        def times(ground: _Ground) -> dict[Queue, int]:
+            expired = Queues.load(ground.mark.starts)
+            whole = {queue: (expired.bounds(*queue)[1], end) for queue, (_, end) in ground.bounds.items()}
+            return self._store_times(replace(ground, bounds=whole), offsets)
+
+        return self._ask(list(offsets), times)[1]
 
     # ------------------------------------------------------------ by time
 

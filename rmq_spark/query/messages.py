@@ -9,6 +9,7 @@ Queues and times need no table: the run index of the log's own files is a Consum
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from rmq_spark.client.compression import decompress
 from rmq_spark.client.store import DEFAULT_BROKER, Store
-from rmq_spark.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from rmq_spark.errors import CorruptDataError, InvalidRequestError, NotFoundError, UnsupportedVersionError
 from rmq_spark.log import schema
 from rmq_spark.log.folds import TopicConfigs
 from rmq_spark.log.point_read import Places
@@ -37,6 +38,9 @@ BOOL = npt.NDArray[np.bool_]
 
 if TYPE_CHECKING:
     from rmq_spark.log.view import LogView
+
+_log = logging.getLogger(__name__)
+_MEND: Final = "run `rmq tables drop`, then `rmq tables build`"
 
 LIMIT: Final = 64
 """How many messages a query returns at most: RocketMQ's `maxMsgsNumBatch`."""
@@ -92,7 +96,7 @@ class MessageQuery:
         Raises:
             InvalidRequestError: a key that no message can have, or a bad limit.
             NotFoundError: no such topic or broker.
-            CorruptDataError: the log or the index is damaged.
+            CorruptDataError: the log is damaged. (A damaged index is warned of, and not used.)
         """
         if not key or " " in key:
             raise InvalidRequestError("a key is not empty and has no space", key=key)
@@ -204,10 +208,10 @@ class MessageQuery:
                     found.append(mine.find(asked, self._index_of(name, mine, asked, stats), stats))
                     break
                 except _IndexChangedError as error:
-                    if look == _LOOKS - 1:
-                        raise CorruptDataError("a file of the index is missing", reason=str(error)) from error
-                    with self._lock:
-                        self._delta.reload()
+                    if look == _LOOKS - 1 or not self._reload_index():
+                        _log.warning("the log is read without its index, which is damaged; %s: %s", _MEND, error)
+                        found.append(mine.find(asked, Index(None, _no_hits), stats))
+                        break
         return self._answer(found, asked.limit, stats)
 
     def _index_of(self, broker: str, mine: BrokerQuery, asked: Asked, stats: QueryStats) -> Index:
@@ -215,7 +219,10 @@ class MessageQuery:
         if asked.topic is not None and not kernel.has_rows(asked.topic):
             return Index(None, _no_hits)  # it never has rows of this topic, however far it has come
         with self._lock:
-            snapshot = self._delta.refresh()
+            try:
+                snapshot = self._delta.refresh()
+            except (CorruptDataError, UnsupportedVersionError) as error:
+                raise _IndexChangedError(str(error)) from error
             mark = snapshot.mark(TABLES["index"], broker) if snapshot else None
             files = [file for file in snapshot.files.values() if file.broker in (None, broker)] if snapshot else []
 
@@ -229,10 +236,19 @@ class MessageQuery:
             with self._lock:
                 try:
                     return self._files.find(chosen, broker, hashes, stats.index)
-                except NotFoundError as error:
+                except (NotFoundError, CorruptDataError) as error:
                     raise _IndexChangedError(str(error)) from error
 
         return Index(mark, look_up)
+
+    def _reload_index(self) -> bool:
+        """Read the index's log anew; False if that cannot be done."""
+        with self._lock:
+            try:
+                self._delta.reload()
+            except (CorruptDataError, UnsupportedVersionError):
+                return False
+            return True
 
     def _at_offset(
         self, offset: int, topic: str | None, limit: int, brokers: Sequence[str], stats: QueryStats
@@ -255,7 +271,7 @@ class MessageQuery:
 
 
 class _IndexChangedError(Exception):
-    """A file of the index is gone: the table was changed or dropped since its log was read."""
+    """The index cannot be used as it was read: it was changed or dropped since, or is damaged."""
 
 
 def _flagged(batch: pa.RecordBatch) -> pa.RecordBatch:

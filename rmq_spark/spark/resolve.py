@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -14,6 +15,7 @@ from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.state import LogState
 from rmq_spark.log.time_search import TimeSearch
+from rmq_spark.log.view import LogView
 from rmq_spark.spark.bounds import (
     EARLIEST,
     LATEST,
@@ -172,19 +174,23 @@ def position_at(log: CommitLog, ms: int) -> int:
 
     Store times never go backwards in a log, so one position serves all queues.
     """
-    view = log.refresh()
+    found = log.look(lambda view: _position_or_plan(view, ms))
+    if isinstance(found, int):
+        return found
+    found.starts = {}  # messages of deleted topics have their places in the log as well
+    return min(
+        int(np.min(batch.column(0).to_numpy(zero_copy_only=False))) for batch in scan.run(log, found) if batch.num_rows
+    )
+
+
+def _position_or_plan(view: LogView, ms: int) -> int | scan.Plan:
+    """What metadata tell of it: the position, or how to find it within a segment."""
     for segment in view.mark.segments:
+        if segment.min_ms >= ms:
+            return max(segment.first, view.mark.log_start)
         if segment.max_ms >= ms:
-            if segment.min_ms >= ms:
-                return max(segment.first, view.mark.log_start)
             query = scan.Query(start=segment.first, end=segment.end, from_ms=ms, columns=("commitOffset",))
-            planned = scan.plan(view, query, scan.ScanStats())
-            planned.starts = {}  # messages of deleted topics have their places in the log as well
-            return min(
-                int(np.min(batch.column(0).to_numpy(zero_copy_only=False)))
-                for batch in scan.run(log, planned)
-                if batch.num_rows
-            )
+            return scan.plan(view, query, scan.ScanStats())
     commits = view.state.commits
-    at = int(np.searchsorted(np.frombuffer(commits.times, np.int64), ms)) if len(commits.times) else 0
+    at = bisect_left(commits.times, ms)
     return commits.firsts[at] if at < len(commits.firsts) else view.state.offset

@@ -212,7 +212,10 @@ class _Broker:
             steps.progress(steps.result.messages)
 
     def _parts(self, current: LogRange, steps: _Steps) -> list[Part]:
-        return cut(self.ranges.log, self._place, current.start, current.end, steps.part_messages)
+        parts = cut(self.ranges.log, self._place, current.start, current.end, steps.part_messages)
+        if not parts:
+            raise OvertakenError(f"retention has passed the range from {current.start} to {current.end}")
+        return parts
 
     # ------------------------------------------------------------ files
 

@@ -174,9 +174,8 @@ class OffsetHistory:
                 if since[row] != _UNKNOWN or offset >= ends[row]:
                     continue
                 if offset not in known:
-                    held = self._times.backlogs({queue: offset})[queue]
-                    expired = held.first > offset or held.oldest_ms is None
-                    known[offset] = _UNKNOWN if expired else held.oldest_ms or 0
+                    # By the log's own start: whether the topic was deleted since must not make a difference.
+                    known[offset] = self._times.stored_at({queue: offset}).get(queue, _UNKNOWN)
                 since[row] = known[offset]
 
     def _ends_before(self, queues: list[Queue], position: int) -> dict[Queue, int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ _JSON: Final = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
 _HINT: Final = "_last_checkpoint"
 _LOADS: Final = 5
+_VAIN_COMMITS: Final = 5
+VERSIONS_END: Final = 1 << 63
+"""Numbers from here on are no versions: a foreign file has such a name."""
 
 
 @dataclass(slots=True)
@@ -68,6 +72,8 @@ class DeltaLog:
         """The newest version that was read; None while there is no table."""
         self._last_bytes = b""
         """The log entry of that version, to tell this table from one made anew."""
+        self._vain = (-1, 0)
+        """A version that could not be added because its name is taken, and how often in a row."""
 
     @property
     def directory(self) -> str:
@@ -110,6 +116,7 @@ class DeltaLog:
 
         Raises:
             ExistsError: somebody else added it first, or dropped the table; nothing was changed.
+            CorruptDataError: its name is taken, time and again, by something that cannot be read as an entry.
             OutcomeUnknownError, UnavailableError: as `Storage.create_if_absent`.
         """
         if self.snapshot is None:
@@ -133,9 +140,11 @@ class DeltaLog:
             raise self._dropped()
         try:
             self.storage.create_if_absent(self.entry(version), [data], durable=True)
-        except BaseException:
+        except BaseException as error:
             if version == 0:
                 self.snapshot = None
+            if isinstance(error, ExistsError):
+                self._count_in_vain(version)
             raise
         if version and not self._is_still_there():
             # Dropped between the look and the create. The entry is a moment old, and nobody's: take it back.
@@ -143,6 +152,12 @@ class DeltaLog:
             raise self._dropped()
         self._take(self.snapshot, version, data)
         return self.snapshot
+
+    def _count_in_vain(self, version: int) -> None:
+        """Raise where a caller would look and try for ever: a name that is taken, and nothing to read under it."""
+        self._vain = (version, self._vain[1] + 1 if self._vain[0] == version else 1)
+        if self._vain[1] >= _VAIN_COMMITS:
+            raise CorruptDataError("something that is no entry stands in a table's log", file=self.entry(version))
 
     def _is_still_there(self) -> bool:
         """Whether the table whose snapshot this is has neither been dropped nor made anew."""
@@ -223,8 +238,7 @@ class DeltaLog:
 
     def _list(self) -> tuple[list[int], list[int]]:
         names = [info.name for info in self.storage.list(self.directory)]
-        versions = sorted(int(found[1]) for name in names if (found := _JSON.fullmatch(name)))
-        return versions, sorted(int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name)))
+        return _numbers(_JSON, names), _numbers(_CHECKPOINT, names)
 
     def _replay(self, versions: list[int], checkpoints: list[int]) -> Snapshot:
         snapshot = Snapshot()
@@ -278,7 +292,7 @@ class DeltaLog:
         path = self.entry(version)
         try:
             actions = [json.loads(line) for line in data.splitlines() if line.strip()]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptDataError("an entry of a table's log is no JSON", file=path) from error
         self._apply_all(snapshot, actions, path)
         snapshot.version = version
@@ -289,7 +303,7 @@ class DeltaLog:
             for action in actions:
                 for kind, value in action.items():
                     self._apply(snapshot, kind, value, path)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise CorruptDataError("an entry of a table's log cannot be read", file=path, reason=str(error)) from error
 
     def _apply(self, snapshot: Snapshot, kind: str, value: dict[str, Any], path: str) -> None:
@@ -343,6 +357,12 @@ def check_mark(table: str, broker: str, mark: int | None, end: int) -> None:
             mark=mark,
             log_end=end,
         )
+
+
+def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> list[int]:
+    """The versions that names of this form stand for, ascending."""
+    found = sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
+    return found[: bisect_left(found, VERSIONS_END)]
 
 
 def _plain_maps(value: dict[str, Any]) -> dict[str, Any]:

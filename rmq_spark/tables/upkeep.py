@@ -23,7 +23,7 @@ from rmq_spark.errors import CorruptDataError, ExistsError, UnsupportedVersionEr
 from rmq_spark.storage.base import Storage
 from rmq_spark.tables import data_files
 from rmq_spark.tables.delta_actions import DELETED_FILES_KEPT_MS, LOG_KEPT_MS, DataFile, transaction
-from rmq_spark.tables.delta_log import DeltaLog, Snapshot
+from rmq_spark.tables.delta_log import VERSIONS_END, DeltaLog, Snapshot
 from rmq_spark.tables.schemas import POSITION, TableSpec
 
 MERGE_FILES: Final = 8
@@ -216,7 +216,8 @@ def drop(delta: DeltaLog, clock: Clock, hold: Hold) -> bool:
             delta.snapshot = None
         kept = delta.write_blank(clock.now_ms(), clock.token())
         for name in sorted(info.name for info in storage.list(delta.directory)):
-            if name[:1].isdigit() and name < kept:
+            digits = name.partition(".")[0]
+            if name[:1].isdigit() and (name < kept or (digits.isdecimal() and int(digits) >= VERSIONS_END)):
                 hold()
                 storage.delete(f"{delta.directory}/{name}")
     for info in list(storage.list(spec.root)):

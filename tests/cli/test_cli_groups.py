@@ -220,6 +220,8 @@ class TestReset:
             (("reset", "g", "--topic", "orders", "--to-time", "soon"), 2, "--to-time takes a time"),
             (("reset", "g", "--clone", "h"), 3, "no such consumer group"),
             (("reset", "g", "--to-offsets", "{"), 2, "--to-offsets takes"),
+            (("reset", "g", "--to-offsets", '{"orders": {"0": 1, "00": 0}}'), 2, "a queue is named twice"),
+            (("reset", "g", "--to-offsets", '{"orders": {"0": 1}, "orders": {"0": 0}}'), 2, "a name stands twice"),
             (("reset", "g", "--to-offsets", "[]"), 2, "--to-offsets takes"),
             (("reset", "g", "--to-offsets", '{"orders": 3}'), 2, "--to-offsets takes"),
             (("reset", "g", "--to-offsets", '{"orders": {"broker-0": {"0": "3"}}}'), 2, "--to-offsets takes"),

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sample_messages import SETTINGS, RealClock, Sample, as_rows
 
 from rmq_spark.client.store import Store
 from rmq_spark.errors import FencedError, InvalidRequestError, PreconditionFailedError, UnavailableError
+from rmq_spark.log.expire import expire
 from rmq_spark.spark import table_engine
 from rmq_spark.tables import engine
 from rmq_spark.tables.delta_log import DeltaLog
@@ -27,6 +28,8 @@ from rmq_spark.tables.schemas import TABLES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from rmq_spark.log.commit_log import CommitLog
+    from rmq_spark.spark.table_tasks import Part
     from rmq_spark.tables.delta_actions import DataFile
 
 pytestmark = pytest.mark.spark
@@ -181,6 +184,27 @@ def test_expired_rows_go(spark: SparkSession, tmp_path: Path) -> None:
     assert sample.expire() > 0
     table_engine.reput(spark, sample.grow(5).store)
     check(sample)
+
+
+def test_a_range_that_expires_before_it_is_cut_is_left(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = new_sample(tmp_path).grow(10)
+    sample.roll()
+    cut = table_engine.cut
+    passed = []
+
+    def late(log: CommitLog, *given: Any) -> list[Part]:
+        if not passed:
+            with Store.open(log.storage.uri, settings=sample.store.settings) as other:
+                passed.append(expire(other.log(), before_ms=sample.clock.now_ms() + 1).log_start)
+        return cut(log, *given)
+
+    monkeypatch.setattr(table_engine, "cut", late)
+    table_engine.reput(spark, sample.store, part_messages=2)
+    assert passed[0] > 8, "all of the first range, of two parts for each core, has to be gone"
+    for status in engine.status(sample.store):
+        assert (status.mark or 0, status.behind) == (sample.bounds(status.broker)[1], 0)
 
 
 def test_what_cannot_work_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -288,3 +290,23 @@ class TestCommitsThatWereWalkedAlong:
         found = reader.view._walked[path]
         assert reader.view.walked(path, fingerprint(found.digest)) is found
         assert reader.view.walked(path, fingerprint(found.digest) + 1) is None
+
+
+def test_a_plan_is_made_while_nobody_changes_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append of another thread waits: it would change the arrays that the plan is made from, or fail for them."""
+    log = open_log(MemoryStorage())
+    log.append(message("first"))
+    plan = run_table.scan.plan
+    others = []
+
+    def slowly(*given: Any) -> Any:
+        others.append(threading.Thread(target=log.append, args=(message("second"),)))
+        others[0].start()
+        others[0].join(0.2)
+        assert others[0].is_alive(), "the append did not wait"
+        return plan(*given)
+
+    monkeypatch.setattr(run_table.scan, "plan", slowly)
+    assert len(expand(RunIndex(log).list_runs(Query(), everything))) == 1
+    others[0].join(5)
+    assert log.refresh().state.offset == 2

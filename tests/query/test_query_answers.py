@@ -12,7 +12,7 @@ import pytest
 from sample_messages import TOPICS, Sample, Sent
 
 from rmq_spark.client.compression import compress
-from rmq_spark.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from rmq_spark.errors import InvalidRequestError, NotFoundError
 from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.message_id import offset_id
@@ -423,18 +423,39 @@ def test_keys_of_one_hash_are_told_apart() -> None:
     assert query.by_key("orders", "BBBBB").messages.num_rows == 0
 
 
-def test_a_damaged_index_is_an_error_not_an_answer() -> None:
+def test_a_damaged_index_is_told_of_and_changes_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     sample = Sample.new(15).grow(10)
     engine.reput(sample.store)
     storage = sample.store.storage
     [name] = [info.name for info in storage.list("tables/index") if info.name.endswith(".parquet")]
     whole = storage.read(f"tables/index/{name}")
     key = next(key for one in sample.visible() for key in one.single_keys if one.topic == "orders")
+    right = places(MessageQuery(sample.store).by_key("orders", key))
+    assert right
     for damaged in (b"", whole[:-10], whole[:-4] + b"PAR2", b"\0" * len(whole)):
         storage.delete(f"tables/index/{name}")
         storage.create_if_absent(f"tables/index/{name}", [damaged])
-        with pytest.raises(CorruptDataError, match="rmq tables drop"):
-            MessageQuery(sample.store).by_key("orders", key)
+        caplog.clear()
+        assert places(MessageQuery(sample.store).by_key("orders", key)) == right
+        assert "rmq tables drop" in caplog.text
     storage.delete(f"tables/index/{name}")
-    with pytest.raises(CorruptDataError, match="missing"):
-        MessageQuery(sample.store).by_key("orders", key)
+    caplog.clear()
+    assert places(MessageQuery(sample.store).by_key("orders", key)) == right
+    assert "rmq tables drop" in caplog.text
+
+
+def test_answers_while_somebody_deletes_the_tables_file_by_file() -> None:
+    sample = Sample.new(21).grow(12)
+    engine.reput(sample.store, range_messages=40)
+    storage = sample.store.storage
+    one = next(one for one in sample.visible() if one.single_keys and one.topic == "orders")
+    kept = MessageQuery(sample.store)
+    right = places(kept.by_key("orders", one.single_keys[0]))
+    assert right
+    files = [f"tables/index/{info.name}" for info in storage.list("tables/index") if info.name.endswith(".parquet")]
+    files += [f"tables/index/_delta_log/{info.name}" for info in storage.list("tables/index/_delta_log")]
+    random.Random(5).shuffle(files)
+    for path in files:
+        storage.delete(path)
+        for query in (kept, MessageQuery(sample.store)):
+            assert places(query.by_key("orders", one.single_keys[0])) == right

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -463,6 +464,36 @@ def test_a_handle_follows_a_table_that_was_dropped_and_built_anew() -> None:
     now = follower.refresh()
     assert now is not None
     assert (now.version, set(now.files), now.transactions) == (fresh.version, set(fresh.files), fresh.transactions)
+
+
+def test_a_name_that_is_taken_by_no_entry_is_an_error_not_a_wait(tmp_path: Path) -> None:
+    sample = Sample.new(22, str(tmp_path)).grow(3)
+    engine.reput(sample.store)
+    log = tmp_path / "tables" / "index" / "_delta_log"
+    (log / f"{len(list(log.glob('*.json'))):020d}.json").mkdir()
+    sample.grow(2)
+    with pytest.raises(CorruptDataError, match="no entry stands in a table's log"):
+        engine.reput(sample.store)
+    engine.drop(sample.store)
+
+
+@pytest.mark.parametrize("what", ["deep", "far"])
+def test_a_drop_cures_entries_that_nobody_can_read(what: str) -> None:
+    sample = Sample.new(23).grow(5)
+    engine.reput(sample.store)
+    storage = sample.store.storage
+    entries = [info.name for info in storage.list("tables/index/_delta_log") if info.name.endswith(".json")]
+    if what == "deep":
+        storage.create_if_absent(f"tables/index/_delta_log/{len(entries):020d}.json", [b"[" * 100_000])
+        with pytest.raises(CorruptDataError, match="no JSON"):
+            engine.reput(sample.store)
+    else:
+        storage.create_if_absent(f"tables/index/_delta_log/{10**20 - 1}.json", [b"{}"])
+        engine.reput(sample.grow(1).store)  # no version has such a number: a foreign file
+    engine.drop(sample.store)
+    assert not [info.name for info in storage.list("tables/index/_delta_log") if info.name.startswith("9")]
+    engine.reput(sample.store)
+    assert found(sample.store) == sample.expected()
 
 
 def test_a_store_on_disk_gives_the_same(tmp_path: object) -> None:

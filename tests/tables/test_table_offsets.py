@@ -97,6 +97,22 @@ def test_a_range_that_expires_while_its_rows_are_made_is_left(monkeypatch: pytes
     assert rows(sample) == []
 
 
+@pytest.mark.parametrize("rolled", [False, True])
+@pytest.mark.parametrize("split", [1000, 3, 1])
+def test_a_topic_that_was_deleted_since_has_the_same_rows_from_any_split(split: int, rolled: bool) -> None:
+    sample = Sample.new(3)
+    sample.store.create_topic("orders", queues=1)
+    put(sample, "orders", 5)
+    sample.clock.advance(1)
+    GroupOffsets(sample.store).commit("g", {("orders", B, 0): 2})
+    sample.store.delete_topic("orders")
+    if rolled:
+        sample.clock.advance(1.1 * HOUR_MS / 1000)
+        roll(sample.store.log(), min_commits=1)
+    engine.reput(sample.store, range_messages=split)
+    assert rows(sample) == [{"committedOffset": 2, "maxOffset": 5, "lag": 3, "lagMs": 1000}]
+
+
 def test_numbers_that_no_column_holds_do_not_stop_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     # Logs of older versions may hold such records; now they are refused.
     sample = Sample.new(2)
