@@ -878,19 +878,19 @@ class TestInterruptedCallers:
         first.start()
         assert entered.wait(5)
         members = [Request(one_message()) for _ in range(4)]
-        threads = []
+        awake = []
         for number, member in enumerate(members):
-            threads.append(threading.Thread(target=commits.submit, args=(member,)))
-            threads[-1].start()
+            if number == victim:
+                commits._enter(member)  # and nobody waits: its caller is about to be interrupted
+            else:
+                awake.append(threading.Thread(target=commits.submit, args=(member,), daemon=True))
+                awake[-1].start()
             while len(commits._queue) <= number:
                 time.sleep(0.001)
         go_on.set()
-        awake = [thread for number, thread in enumerate(threads) if number != victim]
         for thread in (first, *awake):
             thread.join(5)
             assert not thread.is_alive()
-        members[victim].wake()
-        threads[victim].join(5)
 
 
 def one_message() -> MessageBatch:
