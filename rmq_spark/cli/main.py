@@ -40,8 +40,8 @@ def main() -> None:
 def _leave(code: object) -> NoReturn:
     """End the process here and now: the command has closed what it opened, and all memory goes back anyway.
 
-    An orderly end looks twice for garbage, and takes Arrow's threads down in an order that, once in some hundred
-    commands on a busy machine, ended one that had done its work with an abort.
+    An orderly end looks twice for garbage, and takes Arrow's threads down: once, on a busy machine, that was seen to
+    end a command that had done its work with an abort (apache/arrow#34314).
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # whoever read it has gone; the command has dealt with that

@@ -85,14 +85,10 @@ def build_few(keys: list[str]) -> bytes:
     if not keys:
         return b""
     bits = _size(len(keys))
-    mask = bits - 1
     flags = 0
     for key in keys:
-        place = hash_text(key)
-        step = place >> 32 | 1
-        for _ in range(PROBES):
-            flags |= 1 << (place & mask)
-            place += step
+        for place in _places(hash_text(key), bits):
+            flags |= 1 << place
     return flags.to_bytes(bits // 8, "little")
 
 
