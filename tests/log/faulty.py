@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -83,7 +84,8 @@ class Wrapped:
 class FailingOps(FileOps):
     """File operations of which one kind fails while `error` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, named: bool = False) -> None:
+        self.named = named
         self.error: OSError | None = None
         self.failing: str = ""
         self.synced: list[str] = []
@@ -99,6 +101,14 @@ class FailingOps(FileOps):
         self._paths[fd] = path
         return fd
 
+    def open_unnamed(self, directory: str) -> int:
+        if self.named:
+            raise OSError(errno.EOPNOTSUPP, "no files without a name")
+        self._maybe("open_unnamed")
+        fd = super().open_unnamed(directory)
+        self._paths[fd] = f"{directory}/-"
+        return fd
+
     def open_existing(self, path: str) -> int:
         fd = super().open_existing(path)
         self._paths[fd] = path
@@ -112,7 +122,7 @@ class FailingOps(FileOps):
         self._maybe("fsync")
         self.synced.append(Path(self._paths[fd]).name)
 
-    def link(self, source: str, target: str) -> None:
+    def link(self, source: str | int, target: str) -> None:
         self._maybe("link")
         super().link(source, target)
 

@@ -756,10 +756,10 @@ class TestRowFiles:
 
 
 class TestFullAndReadOnly:
-    @pytest.mark.parametrize("call", ["open_new", "writev", "fsync", "link"])
+    @pytest.mark.parametrize("call", ["open_new", "open_unnamed", "writev", "fsync", "link"])
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
     def test_no_room(self, tmp_path: Path, call: str, number: int) -> None:
-        ops = FailingOps()
+        ops = FailingOps(named=call == "open_new")
         with open_log(LocalStorage(tmp_path, ops=ops)) as log:
             log.append(message("a"))
             ops.failing, ops.error = call, OSError(number, "full")
@@ -771,10 +771,10 @@ class TestFullAndReadOnly:
         check_log(LocalStorage(tmp_path), ROOT, BROKER, acked=[])
         assert not [name for name in (tmp_path / ROOT / "commitlog").iterdir() if name.name.startswith(".rmq-tmp")]
 
-    @pytest.mark.parametrize("call", ["mkdir", "open_new", "link"])
+    @pytest.mark.parametrize("call", ["mkdir", "open_new", "open_unnamed", "link"])
     @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
     def test_read_only(self, tmp_path: Path, call: str, number: int) -> None:
-        ops = FailingOps()
+        ops = FailingOps(named=call == "open_new")
         with open_log(LocalStorage(tmp_path / "store", ops=ops)) as log:
             ops.failing, ops.error = call, OSError(number, "read-only")
             with pytest.raises(ReadOnlyError):

@@ -1,7 +1,8 @@
 """Power loss at every moment: record the file operations, keep what a disk may have kept, open, check.
 
 The model is the weakest that POSIX allows:
-- a file's content is durable up to its last fsync; what was written since may be there in full, in part, or not;
+- a file's content is durable up to its last fsync; what was written since may be there in full, in part, not, or as
+  zeros;
 - a name (create, link, unlink, mkdir) is durable once its directory was fsynced; names changed since may have been
   kept or not, each for itself, in any combination.
 
@@ -11,6 +12,7 @@ few, else the extremes and a seeded sample.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -44,18 +46,30 @@ SAMPLE = 6
 
 
 class RecordingOps(FileOps):
-    """Carries the calls out and notes them; files are numbered in the order of their creation."""
+    """Carries the calls out and notes them; files are numbered in the order of their creation.
 
-    def __init__(self) -> None:
+    Without `unnamed` the file system has no files without a name.
+    """
+
+    def __init__(self, *, unnamed: bool = True) -> None:
+        self.unnamed = unnamed
         self.calls: list[tuple[Any, ...]] = []
         self._inode: dict[int, int] = {}
-        self._files: dict[str, int] = {}
+        self._files: dict[str | int, int] = {}
         self._count = itertools.count()
 
     def open_new(self, path: str) -> int:
         fd = super().open_new(path)
         inode = self._inode[fd] = self._files[path] = next(self._count)
         self.calls.append(("create", path, inode))
+        return fd
+
+    def open_unnamed(self, directory: str) -> int:
+        if not self.unnamed:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        fd = super().open_unnamed(directory)
+        inode = self._inode[fd] = self._files[fd] = next(self._count)
+        self.calls.append(("open", inode))
         return fd
 
     def open_existing(self, path: str) -> int:
@@ -71,7 +85,7 @@ class RecordingOps(FileOps):
     def fsync(self, fd: int) -> None:
         self.calls.append(("fsync", self._inode[fd]))
 
-    def link(self, source: str, target: str) -> None:
+    def link(self, source: str | int, target: str) -> None:
         super().link(source, target)
         self._files[target] = self._files[source]
         self.calls.append(("create", target, self._files[source]))
@@ -107,6 +121,8 @@ class Disk:
                     self.content.setdefault(inode, b"")
                     self.durable.setdefault(inode, 0)
                 self._change(path, True, inode)
+            case ("open", inode):
+                self.content[inode], self.durable[inode] = b"", 0
             case ("remove", path):
                 self._change(path, False, None)
             case ("write", inode, data):
@@ -127,8 +143,8 @@ class Disk:
         """Possible contents of the tree at `root` after a loss of power now, as path -> bytes."""
         changes = [(directory, index) for directory, made in self.pending.items() for index in range(len(made))]
         torn = [inode for inode, data in self.content.items() if self.durable[inode] < len(data)]
-        ways: list[Sequence[int]] = [(0, 1)] * len(changes) + [(0, 1, 2)] * len(torn)
-        total = 2 ** len(changes) * 3 ** len(torn)
+        ways: list[Sequence[int]] = [(0, 1)] * len(changes) + [(0, 1, 3, 2)] * len(torn)
+        total = 2 ** len(changes) * 4 ** len(torn)
         if total <= COMBINATIONS:
             picks: Iterator[Sequence[int]] = itertools.product(*ways)
         else:
@@ -137,6 +153,7 @@ class Disk:
                 [way[0] for way in ways],
                 [1] * len(ways),
                 [1] * len(changes) + [0] * len(torn),
+                [1] * len(changes) + [3] * len(torn),
             ]
             picks = iter(extremes + [[rng.choice(way) for way in ways] for _ in range(SAMPLE)])
         for pick in picks:
@@ -164,6 +181,8 @@ class Disk:
         data, sure = self.content[inode], self.durable[inode]
         if part == 2 or sure == len(data):
             return data
+        if part == 3:  # its length, and the room that was set aside for it, were kept
+            return data[:sure] + bytes(len(data) - sure)
         return data[: sure + (len(data) - sure) // 2 * part]
 
 
@@ -328,8 +347,9 @@ def test_the_model_notices_a_flush_that_is_left_out(quick_path: Path, leave_out:
         recording.crash_everywhere(0, check_sync(recording))
 
 
-def test_sync_appends(quick_path: Path, seed: int) -> None:
-    recording = Recording(quick_path)
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_sync_appends(quick_path: Path, seed: int, unnamed: bool) -> None:
+    recording = Recording(quick_path, ops=RecordingOps(unnamed=unnamed))
     for number in range(4):
         recording.append(*range(number % 3 + 1))
     states = recording.crash_everywhere(seed, check_sync(recording))
@@ -337,8 +357,9 @@ def test_sync_appends(quick_path: Path, seed: int) -> None:
     assert len(recording.acked) == 4 and states > 4
 
 
-def test_rolls_snapshots_expiry_and_collection(quick_path: Path, seed: int) -> None:
-    recording = Recording(quick_path, segment_bytes=3_000)
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_rolls_snapshots_expiry_and_collection(quick_path: Path, seed: int, unnamed: bool) -> None:
+    recording = Recording(quick_path, ops=RecordingOps(unnamed=unnamed), segment_bytes=3_000)
     log = recording.log
     recording.append(0, 1)
     recording.append(1)

@@ -6,6 +6,7 @@ import errno
 import http.client
 import os
 import subprocess
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -32,10 +33,14 @@ from rmq_spark.storage.object_store import ObjectStorage
 
 
 class FaultyOps(FileOps):
-    """Raises `code` in the call `name`, before or after really doing it, for the next `times` calls."""
+    """Raises `code` in the call `name`, before or after really doing it, for the next `times` calls.
 
-    def __init__(self, name: str, code: int, *, after: bool = False, times: int = 1) -> None:
+    With `named`, and for faults of calls that only then matter, the file system has no files without a name.
+    """
+
+    def __init__(self, name: str, code: int, *, after: bool = False, times: int = 1, named: bool = False) -> None:
         self.times = times
+        self.named = named or name in ("open_new", "close", "unlink")
         real = getattr(self, name)
 
         def fault(*args: object) -> object:
@@ -48,13 +53,18 @@ class FaultyOps(FileOps):
 
         setattr(self, name, fault)
 
+    def open_unnamed(self, directory: str) -> int:
+        if self.named:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return super().open_unnamed(directory)
+
 
 def create_fails(root: Path, ops: FileOps, kind: type[RmqError]) -> LocalStorage:
     """A durable create raises exactly `kind`, and leaves neither the file nor a temporary one."""
     LocalStorage(root).create_if_absent("a/old", [b"0"])
     storage = LocalStorage(root, ops=ops)
     with pytest.raises(kind) as failed:
-        storage.create_if_absent("a/x", [b"1" * 5_000])
+        storage.create_if_absent("a/x", [b"1" * 100_000])
     assert type(failed.value) is kind
     assert os.listdir(root / "a") == ["old"]
     storage.create_if_absent("a/x", [b"2"])
@@ -62,19 +72,29 @@ def create_fails(root: Path, ops: FileOps, kind: type[RmqError]) -> LocalStorage
     return storage
 
 
-@pytest.mark.parametrize("call", ["open_new", "writev", "fsync", "link"])
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("call", ["open_new", "open_unnamed", "allocate", "writev", "fsync", "link"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk(tmp_path: Path, call: str, code: int) -> None:
-    create_fails(tmp_path, FaultyOps(call, code), StorageFullError)
+def test_a_full_disk(tmp_path: Path, call: str, code: int, named: bool) -> None:
+    create_fails(tmp_path, FaultyOps(call, code, named=named), StorageFullError)
+
+
+def test_a_full_disk_by_the_kernel(tmp_path: Path) -> None:
+    """Room that cannot be set aside is an error of its own, before anything is written."""
+    free = os.statvfs(tmp_path)
+    with tempfile.TemporaryFile(dir=tmp_path) as file, pytest.raises(OSError, match=r"space|large") as failed:
+        FileOps().allocate(file.fileno(), 2 * free.f_blocks * free.f_frsize)
+    assert failed.value.errno in (errno.ENOSPC, errno.EFBIG)
 
 
 def test_a_disk_full_on_close(tmp_path: Path) -> None:
     create_fails(tmp_path, FaultyOps("close", errno.EDQUOT, after=True), StorageFullError)
 
 
+@pytest.mark.parametrize("call", ["open_new", "open_unnamed"])
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
-def test_a_read_only_directory(tmp_path: Path, code: int) -> None:
-    create_fails(tmp_path, FaultyOps("open_new", code), ReadOnlyError)
+def test_a_read_only_directory(tmp_path: Path, code: int, call: str) -> None:
+    create_fails(tmp_path, FaultyOps(call, code), ReadOnlyError)
 
 
 def test_a_read_only_parent(tmp_path: Path) -> None:
@@ -91,32 +111,51 @@ def test_delete_on_a_read_only_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV])
-def test_no_hard_links(tmp_path: Path, code: int) -> None:
-    create_fails(tmp_path, FaultyOps("link", code), UnsafeStorageError)
+@pytest.mark.parametrize("named", [False, True])
+def test_no_hard_links(tmp_path: Path, code: int, named: bool) -> None:
+    # Without a name, the file is tried a second time with one.
+    create_fails(tmp_path, FaultyOps("link", code, times=1 if named else 2, named=named), UnsafeStorageError)
 
 
-@pytest.mark.parametrize("call", ["open_new", "writev", "fsync", "link"])
-def test_a_broken_disk(tmp_path: Path, call: str) -> None:
-    create_fails(tmp_path, FaultyOps(call, errno.EIO), UnavailableError)
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.ENOENT, errno.EACCES, errno.EOPNOTSUPP])
+def test_a_file_without_a_name_that_cannot_get_one(tmp_path: Path, code: int) -> None:
+    """As where /proc is not mounted: it is written again under a temporary name, and so are all that follow."""
+    ops = FaultyOps("link", code)
+    storage = LocalStorage(tmp_path, ops=ops)
+    storage.create_if_absent("a/x", [b"1"])
+    assert not ops.times
+    ops.open_unnamed = pytest.fail  # type: ignore[assignment,method-assign]
+    storage.create_if_absent("a/y", [b"2"])
+    assert sorted(os.listdir(tmp_path / "a")) == ["x", "y"]
+    with pytest.raises(ExistsError):
+        storage.create_if_absent("a/x", [b"3"])
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("call", ["open_new", "open_unnamed", "writev", "fsync", "link"])
+def test_a_broken_disk(tmp_path: Path, call: str, named: bool) -> None:
+    create_fails(tmp_path, FaultyOps(call, errno.EIO, named=named), UnavailableError)
 
 
 def test_a_temporary_file_swept_too_early_loses_the_attempt_only(tmp_path: Path) -> None:
-    class Swept(FileOps):
-        def link(self, source: str, target: str) -> None:
+    class Swept(FaultyOps):
+        def link(self, source: str | int, target: str) -> None:
+            assert isinstance(source, str)
             if target.endswith("/x") and not os.path.exists(target + "-tried"):
                 Path(target + "-tried").touch()
                 os.unlink(source)
             super().link(source, target)
 
-    storage = LocalStorage(tmp_path, ops=Swept())
+    storage = LocalStorage(tmp_path, ops=Swept("open_new", errno.EIO, times=0))
     with pytest.raises(UnavailableError):
         storage.create_if_absent("a/x", [b"1"])
     assert not storage.exists("a/x")
 
 
-@pytest.mark.parametrize("code", [errno.EEXIST, errno.EIO, errno.ETIMEDOUT, errno.ESTALE])
-def test_a_lost_reply_of_the_link_is_success(tmp_path: Path, code: int) -> None:
-    storage = LocalStorage(tmp_path, ops=FaultyOps("link", code, after=True))
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("code", [errno.EEXIST, errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.ENOENT])
+def test_a_lost_reply_of_the_link_is_success(tmp_path: Path, code: int, named: bool) -> None:
+    storage = LocalStorage(tmp_path, ops=FaultyOps("link", code, after=True, named=named))
     storage.create_if_absent("a/x", [b"non", b"ce"])
     assert storage.read("a/x") == b"nonce"
     assert os.listdir(tmp_path / "a") == ["x"]

@@ -31,10 +31,11 @@ class TestLocal(StorageConformance):
 
 
 class RecordingOps(FileOps):
-    """Notes the calls in order, with paths relative to a root."""
+    """Notes the calls in order, with paths relative to a root; files without a name only if there are to be any."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, unnamed: bool = False) -> None:
         self.root = root
+        self.unnamed = unnamed
         self.calls: list[str] = []
         self._names: dict[int, str] = {}
 
@@ -47,6 +48,14 @@ class RecordingOps(FileOps):
         self._note("open", path)
         fd = super().open_new(path)
         self._names[fd] = path
+        return fd
+
+    def open_unnamed(self, directory: str) -> int:
+        if not self.unnamed:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        self._note("open", directory)
+        fd = super().open_unnamed(directory)
+        self._names[fd] = f"{directory}/-"
         return fd
 
     def open_existing(self, path: str) -> int:
@@ -62,8 +71,8 @@ class RecordingOps(FileOps):
         self._note("fsync", self._names[fd])
         super().fsync(fd)
 
-    def link(self, source: str, target: str) -> None:
-        self._note("link", source, target)
+    def link(self, source: str | int, target: str) -> None:
+        self._note("link", source if isinstance(source, str) else self._names[source], target)
         super().link(source, target)
 
     def unlink(self, path: str) -> None:
@@ -109,6 +118,43 @@ def test_the_order_of_a_durable_create(tmp_path: Path) -> None:
         "unlink",
         "fsync_dir",
     ]
+
+
+def test_the_order_of_a_durable_create_without_a_temporary_name(tmp_path: Path) -> None:
+    ops = RecordingOps(tmp_path, unnamed=True)
+    storage = LocalStorage(tmp_path / "store", ops=ops)
+    storage.create_if_absent("a/x", [b"1"])
+    assert ops.calls == [
+        "mkdir store",
+        "mkdir store/a",
+        "open store/a",
+        "write store/a/-",
+        "fsync store/a/-",
+        "fsync_dir store",
+        "fsync_dir .",
+        "link store/a/- store/a/x",
+        "fsync_dir store/a",
+    ]
+    assert os.listdir(tmp_path / "store/a") == ["x"]
+    (tmp_path / "store/a/x").unlink()
+    (tmp_path / "store/a").rmdir()
+    storage.create_if_absent("a/y", [b"2"])
+    assert storage.read("a/y") == b"2"
+
+
+def test_room_is_set_aside_for_large_files_only(tmp_path: Path) -> None:
+    found = []
+
+    class Noting(FileOps):
+        def allocate(self, fd: int, size: int) -> None:
+            found.append(size)
+            super().allocate(fd, size)
+
+    storage = LocalStorage(tmp_path, ops=Noting())
+    storage.create_if_absent("a/small", [b"1" * 1000])
+    storage.create_if_absent("a/large", [b"1" * 300_000, b"2" * 7])
+    assert found == [300_007]
+    assert storage.read("a/large") == b"1" * 300_000 + b"2" * 7
 
 
 def test_directories_made_by_others_are_flushed_too(tmp_path: Path) -> None:
@@ -200,7 +246,7 @@ def test_sweep_takes_old_temporary_files_only(tmp_path: Path) -> None:
 
 
 def test_names_of_temporary_files_left_by_others_are_avoided(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
+    storage = LocalStorage(tmp_path, ops=RecordingOps(tmp_path))
     storage.create_if_absent("a/x", [b"1"])
     clash = tmp_path / "a" / f"{TEMP_PREFIX}{storage._token}-{os.getpid()}-1"
     clash.write_bytes(b"somebody's")
@@ -210,24 +256,30 @@ def test_names_of_temporary_files_left_by_others_are_avoided(tmp_path: Path) -> 
 
 
 _KILLED = """
-import os, sys
+import errno, os, sys
 from rmq_spark.storage.local import FileOps, LocalStorage
 class Die(FileOps):
+    def open_unnamed(self, directory):
+        if sys.argv[2] == "named":
+            raise OSError(errno.EOPNOTSUPP, "no")
+        return super().open_unnamed(directory)
     def link(self, source, target):
         os.kill(os.getpid(), 9)
 LocalStorage(sys.argv[1], ops=Die()).create_if_absent("a/x", [b"1" * 5000])
 """
 
 
-def test_a_writer_killed_before_the_link_shows_nothing(tmp_path: Path) -> None:
-    child = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False)
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_writer_killed_before_the_link_shows_nothing(tmp_path: Path, left: int) -> None:
+    kind = "named" if left else "unnamed"
+    child = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path), kind], check=False)
     assert child.returncode == -signal.SIGKILL
     storage = LocalStorage(tmp_path)
     assert not storage.exists("a/x")
     assert list(storage.list("a")) == []
-    assert len(os.listdir(tmp_path / "a")) == 1
+    assert len(os.listdir(tmp_path / "a")) == left
     storage.create_if_absent("a/x", [b"2"])
-    assert storage.sweep_temp(0, SystemClock().now_ms() + 60_000) == 1
+    assert storage.sweep_temp(0, SystemClock().now_ms() + 60_000) == left
     assert os.listdir(tmp_path / "a") == ["x"]
 
 
