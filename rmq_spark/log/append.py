@@ -37,6 +37,7 @@ from rmq_spark.errors import (
 from rmq_spark.log import file_format
 from rmq_spark.log.file_format import Encoded, FileMeta, pack
 from rmq_spark.log.folds import RowFiles, SinkBatches
+from rmq_spark.log.message_batch import Runs
 from rmq_spark.log.rows import PreparedRows, queue_offsets
 from rmq_spark.log.state import WRITER_TTL_MS, LogState
 from rmq_spark.log.view import Landing, LogView
@@ -73,22 +74,35 @@ class Landed:
     """True when an earlier attempt had landed already and nothing was written now."""
 
     @cached_property
-    def queue_offsets(self) -> I64:
-        """Queue offset of each row, in the order the rows were given."""
-        if self.rows.rows == 1:
-            return self.bases
-        return self._as_given(queue_offsets(self.rows.runs, self.bases))
+    def offsets(self) -> Offsets:
+        """What each row was given."""
+        return Offsets(self.rows.runs, self.rows.order, self.first, self.bases)
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """What each row of a commit was given, worked out when somebody asks: whoever sends batches seldom does."""
+
+    runs: Runs
+    order: I64 | None
+    first: int
+    bases: I64
 
     @cached_property
-    def commit_offsets(self) -> I64:
+    def queue(self) -> I64:
+        """Queue offset of each row, in the order the rows were given."""
+        return self._as_given(queue_offsets(self.runs, self.bases))
+
+    @cached_property
+    def commit(self) -> I64:
         """Log offset of each row, in the order the rows were given."""
-        return self._as_given(np.arange(self.first, self.first + self.rows.rows, dtype=np.int64))
+        return self._as_given(np.arange(self.first, self.first + int(self.runs.rows.sum()), dtype=np.int64))
 
     def _as_given(self, values: I64) -> I64:
-        if self.rows.order is None:
+        if self.order is None:
             return values
         given = np.empty_like(values)
-        given[self.rows.order] = values
+        given[self.order] = values
         return given
 
 

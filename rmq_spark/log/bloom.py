@@ -69,7 +69,10 @@ def build(keys: pa.StringArray) -> bytes:
         return b""
     hashes = hash_strings(single)
     bits = _size(len(single))
-    flags = np.zeros(bits, np.bool_)
+    # Memory from Arrow's pool, which keeps what it is given back: large arrays of numpy make malloc return memory to
+    # the system, and getting it again, page by page, costs more than the filter.
+    flags = np.frombuffer(pa.allocate_buffer(bits), np.bool_)
+    flags[:] = False
     for at in range(0, len(hashes), _CHUNK):
         # Signed numbers are indices as they are; sums that wrap, and sign bits, are above the bits that count.
         place = hashes[at : at + _CHUNK].view(np.int64)

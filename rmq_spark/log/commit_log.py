@@ -29,7 +29,7 @@ from rmq_spark.errors import (
     RmqError,
 )
 from rmq_spark.log import scan
-from rmq_spark.log.append import Appender, Attempt, Expect, Landed, UnclearAppend
+from rmq_spark.log.append import Appender, Attempt, Expect, Landed, Offsets, UnclearAppend
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.flusher import Periodic
@@ -54,16 +54,26 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """What an append was given. With `buffered` the arrays are None: the commit is still to come."""
+    """What an append was given."""
 
-    queue_offsets: I64 | None
-    """Queue offset of each message, in the order they were given."""
-    commit_offsets: I64 | None
-    """Log offset of each message, in the order they were given."""
     store_ms: int | None
-    """storeTimestamp of all of them."""
+    """storeTimestamp of all messages; None with `buffered`, where the commit is still to come."""
     repeated: bool = False
     """True when the same append had landed before and nothing was written now."""
+    offsets: Offsets | None = None
+    """Those of the whole commit, which other callers may share; None when they are not known."""
+    first_row: int = 0
+    rows: int = 0
+
+    @property
+    def queue_offsets(self) -> I64 | None:
+        """Queue offset of each message, in the order they were given; None when they are not known."""
+        return None if self.offsets is None else self.offsets.queue[self.first_row : self.first_row + self.rows]
+
+    @property
+    def commit_offsets(self) -> I64 | None:
+        """Log offset of each message, in the order they were given; None when they are not known."""
+        return None if self.offsets is None else self.offsets.commit[self.first_row : self.first_row + self.rows]
 
 
 class CommitLog:
@@ -267,12 +277,9 @@ class CommitLog:
         landed = request.landed
         assert landed is not None  # noqa: S101 - a request is done with an outcome or an error
         if landed.first < 0:
-            return AppendResult(None, None, landed.store_ms, repeated=True)
-        if landed.rows.rows == 1:
-            return AppendResult(landed.bases, np.array([landed.first], np.int64), landed.store_ms, landed.repeated)
+            return AppendResult(landed.store_ms, repeated=True)
         rows = landed.rows.rows if request.files else request.batch.num_rows
-        part = slice(request.first_row, request.first_row + rows)
-        return AppendResult(landed.queue_offsets[part], landed.commit_offsets[part], landed.store_ms, landed.repeated)
+        return AppendResult(landed.store_ms, landed.repeated, landed.offsets, request.first_row, rows)
 
     def _commit_group(self, group: list[Request]) -> None:
         """Called by the leader of a group, one at a time."""
@@ -291,7 +298,7 @@ class CommitLog:
                     raise
             else:
                 if len(group) > 1:
-                    _ = landed.queue_offsets, landed.commit_offsets  # worked out once, not by every caller that wakes
+                    _ = landed.offsets.queue, landed.offsets.commit  # worked out once, not by every caller that wakes
                 for request in group:
                     request.landed = landed
                 self._after(landed.first)
@@ -390,7 +397,7 @@ class CommitLog:
         self._committer.poke()
         if full:
             self._commit_buffer()
-        return AppendResult(None, None, None)
+        return AppendResult(None)
 
     def _commit_buffer(self) -> None:
         with self._drain:  # one at a time, or a later buffer could land before an earlier one

@@ -138,18 +138,15 @@ def make_blocks(kind: str, batches: Sequence[pa.RecordBatch]) -> Blocks:
     messages = [batch.serialize() for batch in batches]
     if len(messages) == 1 and messages[0].size <= SMALL_BYTES:
         return Blocks(kind, messages, None, rows)
-    schema = SCHEMAS[kind]
-    fixed = np.empty((len(batches), 4), np.uint32)
-    sums = np.empty((len(batches), len(schema)), np.uint32)
-    ends = np.empty((len(batches), len(schema)), np.uint32)
-    for index, message in enumerate(messages):
-        view = memoryview(message)
-        body = _body_at(view)
-        fixed[index] = batches[index].num_rows, body, message.size, crc32(view[:body])
-        ends[index] = _column_ends(kind, message, body)
-        sums[index] = column_sums(view, body, ends[index], range(len(schema)))
-    flat = np.concatenate([fixed.ravel(), sums.ravel(), ends.ravel()])
-    return Blocks(kind, messages, pack(flat), rows)
+    views = [memoryview(message) for message in messages]
+    bodies = [_body_at(view) for view in views]
+    ends = _column_ends(kind, messages, bodies)
+    sums, fixed = [], []
+    for batch, view, body, mine in zip(batches, views, bodies, ends.tolist(), strict=True):
+        fixed.append((batch.num_rows, body, len(view), crc32(view[:body])))
+        sums.append(column_sums(view, body, mine, range(len(mine))))
+    flat = np.concatenate([np.array(part).ravel() for part in (fixed, sums, ends)])
+    return Blocks(kind, messages, pack(flat.astype(np.uint32)), rows)
 
 
 def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
@@ -206,21 +203,21 @@ def _make_tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int,
     return ipc_file.END_OF_STREAM + ipc_file.frame(ipc_file.footer(schema.serialize(), places))
 
 
-def column_sums(block: memoryview, body: int, ends: U32, wanted: Iterable[int]) -> list[int]:
+def column_sums(block: memoryview, body: int, ends: Sequence[int], wanted: Iterable[int]) -> list[int]:
     """CRC-32 of the byte ranges of the wanted columns, padding included."""
-    return [crc32(block[body + (int(ends[i - 1]) if i else 0) : body + int(ends[i])]) for i in wanted]
+    return [crc32(block[body + (ends[i - 1] if i else 0) : body + ends[i]]) for i in wanted]
 
 
 def _body_at(message: memoryview) -> int:
     return 8 + int(struct.unpack_from("<i", message, 4)[0])
 
 
-def _column_ends(kind: str, message: pa.Buffer, body: int) -> npt.NDArray[np.int64]:
-    """Where each column's last buffer ends in the body; the last column takes the padding behind it, too."""
-    places = ipc_file.buffer_places(message)
-    ends: npt.NDArray[np.int64] = np.where(places[:, 1] > 0, places.sum(axis=1), 0)
-    ends = np.maximum.accumulate(ends)[_last_buffers(kind)]
-    ends[-1] = message.size - body
+def _column_ends(kind: str, messages: Sequence[pa.Buffer], bodies: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Per block: where each column's last buffer ends in the body; the last one takes the padding behind it, too."""
+    places = np.stack([ipc_file.buffer_places(message) for message in messages])
+    ends: npt.NDArray[np.int64] = np.where(places[:, :, 1] > 0, places.sum(axis=2), 0)
+    ends = np.maximum.accumulate(ends, axis=1)[:, _last_buffers(kind)]
+    ends[:, -1] = [message.size - body for message, body in zip(messages, bodies, strict=True)]
     return ends
 
 
@@ -379,7 +376,7 @@ def check_block(meta: FileMeta, block: int, data: memoryview, wanted: Sequence[i
     body = int(places.body[block])
     if body > len(data) or crc32(data[:body]) != int(places.header_sums[block]):
         raise meta.corrupt("block header's check-sum is wrong", block=block)
-    found = column_sums(data, body, places.ends[block], wanted)
+    found = column_sums(data, body, places.ends[block].tolist(), wanted)
     for column, crc in zip(wanted, found, strict=True):
         if crc != int(places.sums[block, column]):
             raise meta.corrupt("column check-sum is wrong", block=block, column=SCHEMAS[meta.kind].names[column])

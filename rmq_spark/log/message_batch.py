@@ -25,7 +25,9 @@ from rmq_spark.log import schema
 from rmq_spark.model import java_hash, names
 
 MANY_ROWS: Final = 20_000
-"""From so many rows on, columns are sorted by two threads."""
+"""From so many rows on, a batch is prepared by two threads."""
+FEW_KINDS: Final = 16
+"""Up to so many distinct tags are found by looking for each."""
 TAGS_PER_RUN_MAX: Final = 64
 """A run with more distinct tags than this lists none of them, and is never pruned by tag."""
 
@@ -39,7 +41,7 @@ _TAGS: Final = schema.ROWS.get_field_index("tags")
 BODY: Final = schema.ROWS.get_field_index("body")
 _STRUCT: Final = pa.struct(list(schema.ROWS))
 _ZERO: Final = np.frombuffer(bytes(4), np.int32)
-_NOWHERE: Final = np.empty(0, np.int64)
+_NOT_NEEDED: Final = np.zeros(1, np.int32)  # as the codes of an only value: it is added to arrays of any length
 _ONE: Final = np.frombuffer((1).to_bytes(4, sys.byteorder), np.int32)
 
 
@@ -219,6 +221,9 @@ def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | N
         return batch, Runs([], none, none, none, none, none), None
     topics, topic = _sorted_dictionary(batch.column("topic"))
     queue = batch.column("queueId").to_numpy(zero_copy_only=False)
+    if len(topics) == 1 and queue[0] == queue[-1] and (queue == queue[0]).all():
+        counts, codes = _tags_of_one_run(batch.column("tags"))
+        return batch, Runs(topics, _ZERO, queue[:1].copy(), np.array([count], np.int32), counts, codes), None
     # With one topic, which most batches have, the queue alone tells rows apart.
     group = queue if len(topics) == 1 else topic.astype(np.int64) << 32 | queue
     order = None
@@ -226,8 +231,7 @@ def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | N
         order = _stable_order(topic, queue, len(topics), group)
         batch = _permute(batch, order)
         group = group[order]
-    # In order, and the ends are equal: all of it is one run.
-    steps = np.flatnonzero(group[1:] != group[:-1]) if group[0] != group[-1] else _NOWHERE
+    steps = np.flatnonzero(group[1:] != group[:-1])
     starts = np.concatenate(([0], steps + 1))
     rows = np.diff(starts, append=count).astype(np.int32)
     counts, codes = _tag_codes(batch.column("tags"), rows)
@@ -325,8 +329,11 @@ def _permute(batch: pa.RecordBatch, order: I64) -> pa.RecordBatch:
         return column.take(indices) if found is None else found
 
     # Taking a column is one long call that lets other threads run; small batches are not worth the hand-over.
-    columns = _takers().map(permuted, batch.columns) if len(order) >= MANY_ROWS else map(permuted, batch.columns)
-    return pa.RecordBatch.from_arrays(list(columns), schema=batch.schema)
+    body = helper().submit(permuted, batch.column(BODY)) if len(order) >= MANY_ROWS else None
+    columns = [None if body and index == BODY else permuted(column) for index, column in enumerate(batch.columns)]
+    if body:
+        columns[BODY] = body.result()
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _take_equal_widths(column: pa.Array, order: I64) -> pa.Array | None:
@@ -336,9 +343,9 @@ def _take_equal_widths(column: pa.Array, order: I64) -> pa.Array | None:
     """
     if column.null_count or not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
         return None
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-    begin, width = int(offsets[0]), int(offsets[1] - offsets[0])
-    if not width or np.any(offsets[1:] - offsets[:-1] != width):
+    offsets = _offsets(column)
+    begin, width = int(offsets[0]), _equal_width(offsets)
+    if not width:
         return None
     values = np.frombuffer(column.buffers()[2], f"V{width}", len(column), begin)
     # Memory from Arrow's pool, which keeps what it is given back. Arrays of numpy that live as long as the batch make
@@ -354,11 +361,25 @@ def _take_equal_widths(column: pa.Array, order: I64) -> pa.Array | None:
 
 
 @cache
-def _takers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(2, thread_name_prefix="rmq-sort")
+def helper() -> ThreadPoolExecutor:
+    """A second thread for batches of `MANY_ROWS`, whose long steps let other threads run."""
+    return ThreadPoolExecutor(1, thread_name_prefix="rmq-append")
 
 
-os.register_at_fork(after_in_child=_takers.cache_clear)  # threads do not survive a fork; a child starts its own
+os.register_at_fork(after_in_child=helper.cache_clear)  # threads do not survive a fork; a child starts its own
+
+
+def _offsets(column: pa.Array) -> I32:
+    """Where each value of a text or binary column begins, and where the last one ends."""
+    return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+
+
+def _equal_width(offsets: I32) -> int:
+    """The length of all values; 0 if they differ, or are empty."""
+    width = int(offsets[1] - offsets[0])
+    if int(offsets[-1] - offsets[0]) != width * (len(offsets) - 1) or np.any(offsets[1:] - offsets[:-1] != width):
+        return 0
+    return width
 
 
 def _is_uniform(column: pa.Array) -> bool:
@@ -378,7 +399,7 @@ def _is_uniform(column: pa.Array) -> bool:
 
 def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
     if _is_constant(column):
-        return [column[0].as_py()], np.zeros(len(column), np.int32)
+        return [column[0].as_py()], _NOT_NEEDED
     encoded = column.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     codes = encoded.indices.to_numpy(zero_copy_only=False)
@@ -392,14 +413,12 @@ def _is_constant(column: pa.StringArray) -> bool:
     """Whether all values are the same; several times quicker than a dictionary, and most batches have one topic."""
     if column.null_count:
         return False
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    offsets = _offsets(column)
     width = int(offsets[1] - offsets[0])
-    if not width or int(offsets[-1] - offsets[0]) != width * len(column):
-        return False
-    data = memoryview(column.buffers()[2])[int(offsets[0]) : int(offsets[-1])]
+    data = memoryview(column.buffers()[2] or b"")[int(offsets[0]) : int(offsets[-1])]
     if data[:width] != data[-width:]:  # most columns that differ at all differ here, and cost no pass
         return False
-    if np.any(offsets[1:] - offsets[:-1] != width):
+    if not _equal_width(offsets):
         return False
     same = np.frombuffer(data, np.uint8)
     return bool((same[width:] == same[:-width]).all())  # each value equals the one before it
@@ -409,18 +428,13 @@ def _tag_codes(tags: pa.StringArray, rows: I32) -> tuple[I32, I32]:
     """Distinct tag codes per run, as (count per run, codes concatenated)."""
     tags = pc.fill_null(tags, "") if tags.null_count else tags
     runs = len(rows)
-    if runs == 1:
-        hashes = _tag_hashes(tags.unique())
-        if len(hashes) > TAGS_PER_RUN_MAX:
-            return np.array([-1], np.int32), hashes[:0]
-        return np.array([len(hashes)], np.int32), hashes
-    encoded = tags.dictionary_encode()
-    hashes = _tag_hashes(encoded.dictionary)
+    distinct, kind = _kinds(tags)
+    hashes = _tag_hashes(distinct)
     kinds = len(hashes)
     if kinds == 1:
         return np.ones(runs, np.int32), np.full(runs, hashes[0], np.int32)
     run_of_row = np.repeat(np.arange(runs, dtype=np.int64), rows)
-    cell = run_of_row * kinds + encoded.indices.to_numpy(zero_copy_only=False)
+    cell = run_of_row * kinds + kind
     if runs * kinds <= 16 * len(cell):
         seen = np.zeros(runs * kinds, np.bool_)
         seen[cell] = True
@@ -435,6 +449,46 @@ def _tag_codes(tags: pa.StringArray, rows: I32) -> tuple[I32, I32]:
         codes = codes[~crowded[owner]]
         counts[crowded] = -1
     return counts, codes.astype(np.int32)
+
+
+def _tags_of_one_run(tags: pa.StringArray) -> tuple[I32, I32]:
+    """As `_tag_codes` of rows that are all in one run."""
+    distinct = tags.unique()
+    hashes = _tag_hashes(distinct.fill_null("") if distinct.null_count else distinct)
+    if tags.null_count and "" in distinct.to_pylist():
+        hashes = np.unique(hashes)  # no tag and an empty one have the same code
+    if len(hashes) > TAGS_PER_RUN_MAX:
+        return np.array([-1], np.int32), hashes[:0]
+    return np.array([len(hashes)], np.int32), hashes
+
+
+def _kinds(tags: pa.StringArray) -> tuple[pa.StringArray, npt.NDArray[Any]]:
+    """The distinct values of a column without nulls, and per row which of them it has."""
+    words = _as_words(tags) if len(tags) >= MANY_ROWS else None
+    if words is not None:
+        # A few short tags of one length, which is often what there is: a pass for each beats a hash for each row.
+        kind = np.zeros(len(tags), np.uint8)
+        seen = words == words[0]
+        firsts = [0]
+        while not seen.all() and len(firsts) < FEW_KINDS:
+            first = int(seen.argmin())
+            same = words == words[first]
+            kind += same.view(np.uint8) * np.uint8(len(firsts))
+            seen |= same
+            firsts.append(first)
+        if seen.all():
+            return tags.take(pa.array(firsts)), kind
+    encoded = tags.dictionary_encode()
+    return encoded.dictionary, encoded.indices.to_numpy(zero_copy_only=False)
+
+
+def _as_words(texts: pa.StringArray) -> npt.NDArray[Any] | None:
+    """Texts that all have 1, 2, 4 or 8 bytes, as unsigned numbers; None for any other column."""
+    offsets = _offsets(texts)
+    width = _equal_width(offsets)
+    if width not in (1, 2, 4, 8):
+        return None
+    return np.frombuffer(texts.buffers()[2], f"u{width}", len(texts), int(offsets[0]))
 
 
 def _tag_hashes(tags: pa.StringArray) -> I32:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import binascii
 import sys
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -24,7 +25,16 @@ from rmq_spark.log.few_rows import to_message
 from rmq_spark.log.file_format import Blocks, FileMeta, pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.folds import FOLD_TOPICS
-from rmq_spark.log.message_batch import MessageBatch, Row, Runs, sort_into_runs, sort_rows, to_record_batch
+from rmq_spark.log.message_batch import (
+    MANY_ROWS,
+    MessageBatch,
+    Row,
+    Runs,
+    helper,
+    sort_into_runs,
+    sort_rows,
+    to_record_batch,
+)
 from rmq_spark.model import java_hash
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -78,8 +88,9 @@ def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> Prep
     if batch.rows is not None and batch.num_rows <= FEW_ROWS:
         return _prepare_few(batch.rows, block_bytes, kind)
     record_batch, runs, order = sort_into_runs(batch.record_batch())
+    names = helper().submit(_key_bloom_and_ids, record_batch) if batch.num_rows >= MANY_ROWS else None
     blocks = file_format.make_blocks(kind, cut(record_batch, runs.rows, block_bytes))
-    doc = describe(record_batch, runs)
+    doc = describe(record_batch, runs) if names is None else _described(runs, *names.result())
     return PreparedRows(blocks, runs, order, doc, [-1], batch.num_rows)
 
 
@@ -99,7 +110,11 @@ def _prepare_few(given: list[Row], block_bytes: int, kind: str) -> PreparedRows:
 
 def describe(batch: pa.RecordBatch, runs: Runs) -> dict[str, Any]:
     """Run index, tag codes, key bloom and id range, as they stand in the metadata document."""
-    return _described(runs, bloom.build(batch.column("keys")), *_id_range(batch.column("msgId")))
+    return _described(runs, *_key_bloom_and_ids(batch))
+
+
+def _key_bloom_and_ids(batch: pa.RecordBatch) -> tuple[bytes, str, str]:
+    return bloom.build(batch.column("keys")), *_id_range(batch.column("msgId"))
 
 
 def _id_range(ids: pa.StringArray) -> tuple[str, str]:
@@ -172,21 +187,28 @@ def cut(
     """
     run_bytes = run_bytes or RUN_BLOCKS * block_bytes
     count, total = batch.num_rows, batch.nbytes
-    if count == 1 or total <= block_bytes:
+    # A last part that is much smaller than the others is not worth a block; but blocks of a segment follow its times.
+    steps = _time_steps(batch)
+    most = run_bytes if steps is not None else run_bytes + run_bytes // 4
+    if count == 1 or total <= (block_bytes if len(run_rows) > 1 else most):
         return [batch]
     body = batch.column("body")
     offsets = np.frombuffer(body.buffers()[1], np.int32)[body.offset : body.offset + count + 1]
-    spare = max(1, (total - int(offsets[-1] - offsets[0])) // count)
-    # What lies before each row: its body's offset, and an equal share of the other columns.
-    weight = np.arange(0, spare * (count + 1), spare) + offsets
-    ends = np.cumsum(run_rows)
-    steps = _time_steps(batch)
+    spare = max(1, (int(total) - int(offsets[-1] - offsets[0])) // count)
+
+    def weight(row: int) -> int:
+        """What lies before a row: its body's offset, and an equal share of the other columns."""
+        before: int = offsets[row].item() + spare * row
+        return before
+
+    ends = np.cumsum(run_rows, dtype=np.int64)
+    end_weights = offsets[ends] + spare * ends
     blocks = []
     at = 0
     while at < count:
-        aim = np.searchsorted(weight, weight[at] + block_bytes)
-        end = int(ends[min(int(np.searchsorted(ends, aim)), len(ends) - 1)])
-        if weight[end] - weight[at] > run_bytes:
+        begin = weight(at)
+        end = int(ends[min(int(end_weights.searchsorted(begin + block_bytes)), len(ends) - 1)])
+        if weight(end) - begin > most:
             end = _inner_end(weight, at, end, run_bytes, steps)
         end = min(max(end, at + 1), count)
         blocks.append(batch.slice(at, end - at))
@@ -202,21 +224,22 @@ def _time_steps(batch: pa.RecordBatch) -> I64 | None:
     return np.flatnonzero(times[1:] != times[:-1]) + 1
 
 
-def _inner_end(weight: npt.NDArray[Any], at: int, last: int, run_bytes: int, steps: I64 | None) -> int:
+def _inner_end(weight: Callable[[int], int], at: int, last: int, run_bytes: int, steps: I64 | None) -> int:
     """Where a block that begins with row `at` ends within its run, which ends before row `last`.
 
     Before a row with another time, if one is near enough; else in equal parts up to the next one. Then a slice of time
     that begins and ends with commits reads no row in vain.
     """
-    begin = weight[at]
+    begin = weight(at)
+    rows = range(last + 1)
     if steps is None:
-        return int(np.searchsorted(weight, begin + run_bytes))
-    index = int(np.searchsorted(steps, np.searchsorted(weight, begin + run_bytes, "right") - 1, "right"))
-    if index and steps[index - 1] > at and weight[steps[index - 1]] - begin >= run_bytes // 2:
+        return bisect_left(rows, begin + run_bytes, key=weight)
+    index = int(np.searchsorted(steps, bisect_right(rows, begin + run_bytes, key=weight) - 1, "right"))
+    if index and steps[index - 1] > at and weight(int(steps[index - 1])) - begin >= run_bytes // 2:
         return int(steps[index - 1])
     target = min(int(steps[index]), last) if index < len(steps) else last
-    stretch = int(weight[target] - begin)
-    return int(np.searchsorted(weight, begin + stretch // -(-stretch // run_bytes)))
+    stretch = weight(target) - begin
+    return bisect_left(rows, begin + stretch // -(-stretch // run_bytes), key=weight)
 
 
 def queue_offsets(runs: Runs, bases: I64) -> I64:
