@@ -1,10 +1,13 @@
-"""Put compiled modules into the archive of pyspark that Spark gives to its Python processes.
+"""Make the archive of pyspark that Spark gives to its Python processes a quick one to import from.
 
 A pip-installed pyspark has itself once more in `python/lib/pyspark.zip`, and Spark puts that first on the path of every
 Python process it starts. An archive of sources has nowhere to keep what was compiled, so each of these processes
-compiles pyspark anew: about a second, and a query starts four of them before its first row. Two thirds of its entries
-are pyspark's own tests, which nobody imports there, and each process reads the list of entries over and over (once for
-each package that it has imported a part of): these are left out.
+compiles pyspark anew: about a second, and a query starts four of them before its first row. And each process reads the
+archive's list of entries over and over, once for each package that it has imported a part of.
+
+So the compiled modules are put into it, pyspark's own tests, two thirds of the entries, are left out, and its package
+says that its parts are in the directory of the installed pyspark, as long as the archive lies in that directory.
+Shipped to other machines, the archive is as complete as before.
 
     python -m rmq_spark.spark.precompile
 
@@ -13,6 +16,7 @@ does it once, for the pyspark of this interpreter; again after an upgrade of pys
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import py_compile
@@ -20,10 +24,25 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Final
+
+_PACKAGE: Final = "pyspark/__init__.py"
+_MARK: Final = b"# Added by rmq_spark.spark.precompile"
+_REDIRECT: Final = (
+    _MARK
+    + b""": the installed pyspark around this archive has the same modules, and is read quicker.
+import os.path as _path
+_home = __file__
+for _ in range(5):  # up from python/lib/pyspark.zip/pyspark/__init__.py
+    _home = _path.dirname(_home)
+if _path.isfile(_path.join(_home, "__init__.py")) and _path.isdir(_path.join(_home, "sql")):
+    __path__[:] = [_home]
+"""
+)
 
 
 def precompile(archive: Path) -> int:
-    """Add the compiled form of every module in `archive` and leave out its tests.
+    """Add the compiled form of every module in `archive`, leave out its tests, send importers to what is installed.
 
     Return how many modules were compiled, 0 if all was done before.
 
@@ -35,13 +54,15 @@ def precompile(archive: Path) -> int:
     with zipfile.ZipFile(archive) as old:
         wanted = [entry for entry in old.infolist() if "/tests/" not in entry.filename]
         sources = [entry.filename for entry in wanted if entry.filename.endswith(".py")]
-        if len(wanted) == len(old.namelist()) and all(_is_current(old, name) for name in sources):
+        sent_on = _PACKAGE not in sources or _MARK in old.read(_PACKAGE)
+        if sent_on and len(wanted) == len(old.namelist()) and all(_is_current(old, name) for name in sources):
             return 0
         kept = [(entry, old.read(entry)) for entry in wanted if not entry.filename.endswith(".pyc")]
     handle, target = tempfile.mkstemp(dir=archive.parent, suffix=".zip")
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
-            for entry, data in kept:
+            for entry, source in kept:
+                data = _redirected(source) if entry.filename == _PACKAGE else source
                 new.writestr(entry, data)
                 if entry.filename.endswith(".py"):
                     # Stored as it is: reading it is all that is left to do.
@@ -52,6 +73,20 @@ def precompile(archive: Path) -> int:
         Path(target).unlink(missing_ok=True)
         raise
     return len(sources)
+
+
+def _redirected(source: bytes) -> bytes:
+    """The package's own module with the redirection behind its docstring and whatever else has to come first."""
+    if _MARK in source:
+        return source
+    line = 0
+    for node in ast.parse(source).body:
+        first = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not first and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
+            break
+        line = node.end_lineno or 0
+    lines = source.splitlines(keepends=True)
+    return b"".join([*lines[:line], _REDIRECT, *lines[line:]])
 
 
 def _is_current(archive: zipfile.ZipFile, name: str) -> bool:

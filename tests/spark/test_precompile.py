@@ -8,6 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from rmq_spark.spark.precompile import precompile
@@ -106,3 +107,58 @@ def test_tracebacks_name_the_module(archive: Path) -> None:
     precompile(archive)
     code = "import traceback, pkg.part\ntry: pkg.part.fail()\nexcept ValueError: print(traceback.format_exc())"
     assert "pkg/part.py" in _run(archive, code)
+
+
+_PYSPARK = {
+    "pyspark/__init__.py": '"""Doc."""\nfrom __future__ import annotations\nimport pyspark.part as part\n',
+    "pyspark/part.py": "WHERE = 'archive'\n",
+}
+
+
+def _pyspark(folder: Path) -> Path:
+    """An archive of a package named pyspark, as pip puts it into the installed package."""
+    (folder / "python" / "lib").mkdir(parents=True)
+    archive = folder / "python" / "lib" / "pyspark.zip"
+    with zipfile.ZipFile(archive, "w") as new:
+        for name, text in _PYSPARK.items():
+            new.writestr(name, text)
+    return archive
+
+
+def test_the_parts_come_from_the_installed_package_around_the_archive(tmp_path: Path) -> None:
+    installed = tmp_path / "pyspark"
+    archive = _pyspark(installed)
+    (installed / "sql").mkdir()
+    (installed / "__init__.py").write_text(_PYSPARK["pyspark/__init__.py"])
+    (installed / "part.py").write_text("WHERE = 'installed'\n")
+    code = "import pyspark; print(pyspark.__doc__, pyspark.part.WHERE)"
+    assert _run(archive, code) == "Doc. archive"
+    assert precompile(archive) == 2
+    assert _run(archive, code) == "Doc. installed"
+    assert precompile(archive) == 0
+
+
+def test_a_shipped_archive_needs_nothing_else(tmp_path: Path) -> None:
+    archive = _pyspark(tmp_path / "pyspark")
+    assert precompile(archive) == 2
+    assert _run(archive, "import pyspark; print(pyspark.__doc__, pyspark.part.WHERE)") == "Doc. archive"
+
+
+def test_an_archive_that_was_only_compiled_is_sent_on_too(tmp_path: Path) -> None:
+    archive = _pyspark(tmp_path / "pyspark")
+    precompile(archive)
+    with zipfile.ZipFile(archive) as found:
+        contents = {name: found.read(name) for name in found.namelist()}
+    contents["pyspark/__init__.py"] = _PYSPARK["pyspark/__init__.py"].encode()
+    with zipfile.ZipFile(archive, "w") as new:
+        for name, data in contents.items():
+            new.writestr(name, data)
+    assert precompile(archive) == 2
+    assert precompile(archive) == 0
+
+
+def test_the_installed_pyspark_starts_from_its_directory() -> None:
+    """The real one, which `make setup` has treated."""
+    home = Path(pyspark.__file__).parent
+    code = "import pyspark, pyspark.worker_util as part; print(pyspark.__version__, part.__file__)"
+    assert _run(home / "python" / "lib" / "pyspark.zip", code) == f"{pyspark.__version__} {home}/worker_util.py"
