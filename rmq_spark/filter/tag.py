@@ -11,6 +11,7 @@ the others.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ from rmq_spark.model.properties import TAGS
 ALL: Final = "*"
 """The expression that every message matches, with a tag or without; the empty expression means the same."""
 _SEPARATOR: Final = "||"
+_FEW_TAGS: Final = 3
+"""Up to so many tags, comparing a column with each is quicker than looking its values up among them."""
 
 
 class TagFilter:
@@ -61,7 +64,11 @@ class TagFilter:
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         if self.tags is None:
             return pa.array(np.ones(batch.num_rows, np.bool_))
-        return pc.is_in(text_column(batch, TAGS).array, value_set=self._choices)
+        texts = text_column(batch, TAGS).array
+        if len(self._choices) > _FEW_TAGS:
+            return pc.is_in(texts, value_set=self._choices)
+        found = functools.reduce(pc.or_, [pc.equal(texts, tag) for tag in self._choices])
+        return found.fill_null(False) if found.null_count else found
 
     def matches(self, properties: Mapping[str, str]) -> bool:
         return self.tags is None or properties.get(TAGS) in self.tags

@@ -23,9 +23,10 @@ import json
 import struct
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -144,7 +145,7 @@ def make_blocks(kind: str, batches: Sequence[pa.RecordBatch]) -> Blocks:
     sums, fixed = [], []
     for batch, view, body, mine in zip(batches, views, bodies, ends.tolist(), strict=True):
         fixed.append((batch.num_rows, body, len(view), crc32(view[:body])))
-        sums.append(column_sums(view, body, mine, range(len(mine))))
+        sums.append([crc32(view[body + low : body + high]) for low, high in pairwise([0, *mine])])
     flat = np.concatenate([np.array(part).ravel() for part in (fixed, sums, ends)])
     return Blocks(kind, messages, pack(flat.astype(np.uint32)), rows)
 
@@ -201,11 +202,6 @@ def _tail_template(kind: str, length: int, blocks: int) -> tuple[bytes, int, int
 def _make_tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int, int]]) -> bytes:
     schema = SCHEMAS[kind].with_metadata({"rmq.doc": text, "rmq.digest": digest, "rmq.file": _CRC_MARK + _CRC_ZEROS})
     return ipc_file.END_OF_STREAM + ipc_file.frame(ipc_file.footer(schema.serialize(), places))
-
-
-def column_sums(block: memoryview, body: int, ends: Sequence[int], wanted: Iterable[int]) -> list[int]:
-    """CRC-32 of the byte ranges of the wanted columns, padding included."""
-    return [crc32(block[body + (ends[i - 1] if i else 0) : body + ends[i]]) for i in wanted]
 
 
 def _body_at(message: memoryview) -> int:
@@ -372,14 +368,30 @@ def check_block(meta: FileMeta, block: int, data: memoryview, wanted: Sequence[i
     Raises:
         CorruptDataError: a check-sum is wrong.
     """
-    places = meta.places
-    body = int(places.body[block])
-    if body > len(data) or crc32(data[:body]) != int(places.header_sums[block]):
+    body, ends = int(meta.places.body[block]), meta.places.ends[block].tolist()
+    check_header(meta, block, data[:body])
+    for column in wanted:
+        check_column(meta, block, column, data[body + (ends[column - 1] if column else 0) : body + ends[column]])
+
+
+def check_header(meta: FileMeta, block: int, header: memoryview) -> None:
+    """Check the header of one block of a file with a block table.
+
+    Raises:
+        CorruptDataError: it is too short, or its check-sum is wrong.
+    """
+    if len(header) != meta.places.body[block] or crc32(header) != meta.places.header_sums[block]:
         raise meta.corrupt("block header's check-sum is wrong", block=block)
-    found = column_sums(data, body, places.ends[block].tolist(), wanted)
-    for column, crc in zip(wanted, found, strict=True):
-        if crc != int(places.sums[block, column]):
-            raise meta.corrupt("column check-sum is wrong", block=block, column=SCHEMAS[meta.kind].names[column])
+
+
+def check_column(meta: FileMeta, block: int, column: int, data: memoryview) -> None:
+    """Check the bytes of one column of one block.
+
+    Raises:
+        CorruptDataError: their check-sum is wrong.
+    """
+    if crc32(data) != meta.places.sums[block, column]:
+        raise meta.corrupt("column check-sum is wrong", block=block, column=SCHEMAS[meta.kind].names[column])
 
 
 def _check_outside(meta: FileMeta, data: bytes) -> None:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from rmq_spark.log.file_format import SCHEMAS, TAIL_BYTES, FileMeta, NeedMoreError, check_block, check_whole, parse
+from rmq_spark.log import ipc_file
+from rmq_spark.log.file_format import (
+    SCHEMAS,
+    TAIL_BYTES,
+    FileMeta,
+    NeedMoreError,
+    check_block,
+    check_column,
+    check_header,
+    check_whole,
+    parse,
+)
 from rmq_spark.storage.base import Storage
 
 READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
@@ -74,6 +87,15 @@ class MetaCache:
         return meta
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some bytes of a block."""
+
+    start: int
+    """Where they stand in it."""
+    data: pa.Buffer
+
+
 class FileReader:
     """Reads rows of one file. Counts what it fetched, so that pruning can be seen and tested."""
 
@@ -81,6 +103,7 @@ class FileReader:
         self._storage = storage
         self._meta = meta
         self._schema = SCHEMAS[meta.kind]
+        self._names, self._types = self._schema.names, self._schema.types
         self.bytes_read = 0
         """Bytes fetched of blocks (metadata not counted)."""
 
@@ -100,9 +123,12 @@ class FileReader:
         at = 0
         while at < len(blocks):
             group = self._group(blocks, at, sizes, neighbours=whole_row)
-            fetched = self._fetch_whole(group) if whole_row else self._fetch_columns(group, wanted)
-            for block, data in zip(group, fetched, strict=True):
-                yield block, self._decode(block, data, wanted)
+            if whole_row:
+                for block, data in zip(group, self._fetch_whole(group), strict=True):
+                    yield block, self._decode(block, data, wanted)
+            else:
+                for block, pieces in zip(group, self._fetch_columns(group, wanted), strict=True):
+                    yield block, self._assemble(block, pieces, wanted)
             at += len(group)
 
     def read_stretches(self, blocks: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
@@ -183,8 +209,8 @@ class FileReader:
         data = pa.py_buffer(self._fetch([(base, length)])[0])
         return [data.slice(int(starts[block]) - base, int(sizes[block])) for block in group]
 
-    def _fetch_columns(self, group: list[int], wanted: list[int]) -> list[pa.Buffer]:
-        """For each block a buffer of its size in which only the wanted columns are filled in."""
+    def _fetch_columns(self, group: list[int], wanted: list[int]) -> Iterator[list[_Piece]]:
+        """For each block the pieces of it that hold its header and the wanted columns."""
         ranges = [self._column_ranges(block, wanted) for block in group]
         starts = self._meta.block_starts
         found = iter(
@@ -196,14 +222,8 @@ class FileReader:
                 ]
             )
         )
-        buffers = []
-        for block, mine in zip(group, ranges, strict=True):
-            # np.empty of untouched pages costs no memory: the columns that are not wanted stay unmapped.
-            target = np.empty(int(self._meta.places.size[block]), np.uint8)
-            for (low, high), data in zip(mine, found, strict=False):
-                target[low:high] = np.frombuffer(data, np.uint8)
-            buffers.append(pa.py_buffer(target))
-        return buffers
+        for mine in ranges:
+            yield [_Piece(low, pa.py_buffer(next(found))) for low, _ in mine]
 
     def _column_ranges(self, block: int, wanted: list[int]) -> list[tuple[int, int]]:
         """Where the header and the wanted columns of a block lie in it, near ones joined."""
@@ -218,8 +238,34 @@ class FileReader:
             if low - ranges[-1][1] <= GAP_BYTES:
                 ranges[-1] = (ranges[-1][0], max(high, ranges[-1][1]))
             else:
-                ranges.append((low, high))
+                ranges.append((low & -8, high))  # so that values are aligned in memory as they are in the file
         return ranges
+
+    def _assemble(self, block: int, pieces: list[_Piece], wanted: list[int]) -> pa.RecordBatch:
+        """The wanted columns, put together from their buffers: the message as a whole is not there to be decoded."""
+        meta = self._meta
+        body, ends = int(meta.places.body[block]), meta.places.ends[block].tolist()
+        header = memoryview(pieces[0].data)[:body]
+        check_header(meta, block, header)
+        nodes, buffers = ipc_file.node_counts(header).tolist(), ipc_file.buffer_places(header).tolist()
+        first = _column_places(meta.kind)
+        arrays: dict[int, pa.Array] = {}
+        at = 0
+        for column in sorted(wanted):
+            low, high = (ends[column - 1] if column else 0), ends[column]
+            while at + 1 < len(pieces) and pieces[at + 1].start <= body + low:
+                at += 1
+            shift = body - pieces[at].start
+            check_column(meta, block, column, memoryview(pieces[at].data)[shift + low : shift + high])
+            node, buffer = first[column]
+            arrays[column] = ipc_file.column_array(
+                self._types[column], iter(nodes[node:]), iter(buffers[buffer:]), pieces[at].data, shift
+            )
+            if len(arrays[column]) != meta.places.rows[block]:
+                raise meta.corrupt("block has another number of rows than its table says", block=block)
+        return pa.RecordBatch.from_arrays(
+            [arrays[column] for column in wanted], names=[self._names[column] for column in wanted]
+        )
 
     def _decode(self, block: int, data: pa.Buffer, wanted: list[int]) -> pa.RecordBatch:
         meta = self._meta
@@ -231,6 +277,11 @@ class FileReader:
         if batch.num_rows != int(meta.places.rows[block]):
             raise meta.corrupt("block has another number of rows than its table says", block=block)
         return batch.select(wanted)
+
+
+@cache
+def _column_places(kind: str) -> list[tuple[int, int]]:
+    return ipc_file.column_places(SCHEMAS[kind])
 
 
 def _join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ the tests open such files with all of them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -41,13 +41,56 @@ def schema_table(message: pa.Buffer) -> int:
     return _header(memoryview(message)[8:])
 
 
-def buffer_places(message: pa.Buffer) -> npt.NDArray[np.int64]:
+def buffer_places(message: pa.Buffer | memoryview) -> npt.NDArray[np.int64]:
     """Per buffer of an encapsulated record batch message: where it begins in the message's body, and its length."""
-    view = memoryview(message)[8:]
+    return _pairs(memoryview(message)[8:], 2)  # field 2 of RecordBatch is `buffers`
+
+
+def node_counts(message: pa.Buffer | memoryview) -> npt.NDArray[np.int64]:
+    """Per column of an encapsulated record batch message, children after their parents: rows, and how many are null."""
+    return _pairs(memoryview(message)[8:], 1)  # field 1 of RecordBatch is `nodes`
+
+
+def column_places(schema: pa.Schema) -> list[tuple[int, int]]:
+    """Per column of a record batch message: its first node, and its first buffer."""
+    counts = [(0, 0), *(_count(field.type) for field in schema)]
+    nodes, buffers = np.cumsum(counts, axis=0)[:-1].T.tolist()
+    return list(zip(nodes, buffers, strict=True))
+
+
+def _count(type_: pa.DataType) -> tuple[int, int]:
+    """How many nodes and buffers a column of this type has."""
+    inner = [_count(type_.field(index).type) for index in range(type_.num_fields)]
+    return 1 + sum(nodes for nodes, _ in inner), type_.num_buffers + sum(buffers for _, buffers in inner)
+
+
+def column_array(
+    type_: pa.DataType, nodes: Iterator[list[int]], buffers: Iterator[list[int]], data: pa.Buffer, shift: int
+) -> pa.Array:
+    """A column of a message of which only a part is in memory.
+
+    Args:
+        type_: the column's type.
+        nodes: rows and nulls, from the column's first node on.
+        buffers: where its buffers lie in the message's body, and their lengths.
+        data: the part that is in memory.
+        shift: where the body begins in `data`; below zero if that begins behind it.
+    """
+    length, nulls = next(nodes)
+    mine = []
+    for index in range(type_.num_buffers):
+        at, size = next(buffers)
+        mine.append(data.slice(shift + at, size) if index or size else None)  # no nulls, no bitmap
+    children = [column_array(type_.field(index).type, nodes, buffers, data, shift) for index in range(type_.num_fields)]
+    return pa.Array.from_buffers(type_, length, mine, nulls, 0, children or None)
+
+
+def _pairs(view: memoryview, field: int) -> npt.NDArray[np.int64]:
+    """A vector of pairs of 64-bit numbers in the `RecordBatch` of a `Message` flatbuffer."""
     batch = _header(view)
     vtable = batch - struct.unpack_from("<i", view, batch)[0]
-    buffers = batch + struct.unpack_from("<H", view, vtable + 4 + 2 * 2)[0]  # field 2 of RecordBatch is `buffers`
-    vector = buffers + struct.unpack_from("<I", view, buffers)[0]
+    place = batch + struct.unpack_from("<H", view, vtable + 4 + 2 * field)[0]
+    vector = place + struct.unpack_from("<I", view, place)[0]
     count = struct.unpack_from("<I", view, vector)[0]
     return np.frombuffer(view, "<i8", 2 * count, vector + 4).reshape(count, 2)
 

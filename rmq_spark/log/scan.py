@@ -8,6 +8,7 @@ range's rows have the same order in every file: by topic, queue and log offset.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -324,12 +325,13 @@ class _Reading:
         else:
             batch = batch.take(pa.array(rows - begin))
         arrays: list[Any] = []
+        stored = {name: index for index, name in enumerate(batch.schema.names)}
         for name in names:
-            if name in batch.schema.names:
-                arrays.append(batch.column(name))
+            if name in stored:
+                arrays.append(batch.column(stored[name]))
             else:
                 arrays.append(self._derive(name, rows))
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([schema.MESSAGE.field(name) for name in names]))
+        return pa.RecordBatch.from_arrays(arrays, schema=_message_part(tuple(names)))
 
     def _derive(self, name: str, rows: I64) -> pa.Array:
         if name == "brokerName":
@@ -344,6 +346,11 @@ class _Reading:
         if len(run) and run[0] == run[-1]:  # one run, as nearly always: one shift for all rows
             return pa.array(rows + shift[run[0]])
         return pa.array(rows + shift[np.searchsorted(self._first_rows, rows, "right") - 1])
+
+
+@lru_cache(256)
+def _message_part(names: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([schema.MESSAGE.field(name) for name in names])
 
 
 def _has_key(keys: pa.StringArray, key: str) -> BOOL:
