@@ -258,9 +258,12 @@ class FileReader:
             shift = body - pieces[at].start
             check_column(meta, block, column, memoryview(pieces[at].data)[shift + low : shift + high])
             node, buffer = first[column]
-            arrays[column] = ipc_file.column_array(
-                self._types[column], iter(nodes[node:]), iter(buffers[buffer:]), pieces[at].data, shift
-            )
+            try:
+                arrays[column] = ipc_file.column_array(
+                    self._types[column], iter(nodes[node:]), iter(buffers[buffer:]), pieces[at].data, shift
+                )
+            except (pa.ArrowException, StopIteration) as error:
+                raise meta.corrupt("block cannot be parsed", block=block, reason=str(error)) from error
             if len(arrays[column]) != meta.places.rows[block]:
                 raise meta.corrupt("block has another number of rows than its table says", block=block)
         return pa.RecordBatch.from_arrays(

@@ -26,6 +26,8 @@ END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 _METADATA_V5: Final = 4
 BLOCK: Final = struct.Struct("<qi4xq")  # org.apache.arrow.flatbuf.Block: offset, metaDataLength, padding, bodyLength
 
+_EMPTY: Final = pa.py_buffer(b"")
+
 # The footer's fixed part, offsets from its start: root offset, table's vtable (five fields), the table itself
 # (its vtable's distance, version, schema, record batches), then the blocks' vector and the embedded schema message.
 _ROOT_AT: Final = 20
@@ -80,7 +82,8 @@ def column_array(
     mine = []
     for index in range(type_.num_buffers):
         at, size = next(buffers)
-        mine.append(data.slice(shift + at, size) if index or size else None)  # no nulls, no bitmap
+        # Without nulls there is no bitmap. A buffer without bytes may be said to stand behind the part's end.
+        mine.append(data.slice(shift + at, size) if size else _EMPTY if index else None)
     children = [column_array(type_.field(index).type, nodes, buffers, data, shift) for index in range(type_.num_fields)]
     return pa.Array.from_buffers(type_, length, mine, nulls, 0, children or None)
 
