@@ -131,16 +131,19 @@ class FileReader:
                     yield block, self._assemble(block, pieces, wanted)
             at += len(group)
 
-    def read_stretches(self, blocks: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    def read_stretches(
+        self, blocks: Sequence[int], names: Sequence[str], rows_max: int | None = None
+    ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """As `read_blocks`, with neighbours put together: yield (first block, the one behind the last, their rows).
 
         Whatever is done with a batch has a price for each batch, and a block may hold a few hundred rows only.
         """
         sizes = self._wanted_bytes(names)
+        rows_max = rows_max or STRETCH_ROWS
         waiting: list[pa.RecordBatch] = []
         first = rows = size = 0
         for block, batch in self.read_blocks(blocks, names):
-            full = rows + batch.num_rows > STRETCH_ROWS or size + sizes[block] > STRETCH_BYTES
+            full = rows + batch.num_rows > rows_max or size + sizes[block] > STRETCH_BYTES
             if waiting and (full or block != first + len(waiting)):
                 yield first, first + len(waiting), _join(waiting)
                 waiting = []
@@ -247,7 +250,7 @@ class FileReader:
         body, ends = int(meta.places.body[block]), meta.places.ends[block].tolist()
         header = memoryview(pieces[0].data)[:body]
         check_header(meta, block, header)
-        nodes, buffers = ipc_file.node_counts(header).tolist(), ipc_file.buffer_places(header).tolist()
+        nodes, buffers = (pairs.tolist() for pairs in ipc_file.nodes_and_buffers(header))
         first = _column_places(meta.kind)
         arrays: dict[int, pa.Array] = {}
         at = 0

@@ -45,12 +45,20 @@ def schema_table(message: pa.Buffer) -> int:
 
 def buffer_places(message: pa.Buffer | memoryview) -> npt.NDArray[np.int64]:
     """Per buffer of an encapsulated record batch message: where it begins in the message's body, and its length."""
-    return _pairs(memoryview(message)[8:], 2)  # field 2 of RecordBatch is `buffers`
+    return nodes_and_buffers(message)[1]
 
 
-def node_counts(message: pa.Buffer | memoryview) -> npt.NDArray[np.int64]:
-    """Per column of an encapsulated record batch message, children after their parents: rows, and how many are null."""
-    return _pairs(memoryview(message)[8:], 1)  # field 1 of RecordBatch is `nodes`
+def nodes_and_buffers(message: pa.Buffer | memoryview) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """What an encapsulated record batch message says of its columns.
+
+    Per column, children after their parents: rows, and how many of them are null. Per buffer: where it begins in the
+    message's body, and its length.
+    """
+    view = memoryview(message)[8:]
+    batch = _header(view)
+    vtable = batch - struct.unpack_from("<i", view, batch)[0]
+    nodes, buffers = struct.unpack_from("<2H", view, vtable + 4 + 2 * 1)  # fields 1 and 2 of RecordBatch
+    return _pairs(view, batch + nodes), _pairs(view, batch + buffers)
 
 
 def column_places(schema: pa.Schema) -> list[tuple[int, int]]:
@@ -88,11 +96,8 @@ def column_array(
     return pa.Array.from_buffers(type_, length, mine, nulls, 0, children or None)
 
 
-def _pairs(view: memoryview, field: int) -> npt.NDArray[np.int64]:
-    """A vector of pairs of 64-bit numbers in the `RecordBatch` of a `Message` flatbuffer."""
-    batch = _header(view)
-    vtable = batch - struct.unpack_from("<i", view, batch)[0]
-    place = batch + struct.unpack_from("<H", view, vtable + 4 + 2 * field)[0]
+def _pairs(view: memoryview, place: int) -> npt.NDArray[np.int64]:
+    """A vector of pairs of 64-bit numbers in a flatbuffer, which the offset at `place` leads to."""
     vector = place + struct.unpack_from("<I", view, place)[0]
     count = struct.unpack_from("<I", view, vector)[0]
     return np.frombuffer(view, "<i8", 2 * count, vector + 4).reshape(count, 2)

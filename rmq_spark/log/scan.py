@@ -30,6 +30,8 @@ BOOL = npt.NDArray[np.bool_]
 
 __all__ = ["Log", "Plan", "Query", "ScanStats", "Source", "plan", "run"]
 
+DECIDING_ROWS = 65_536
+"""Of columns that only decide which rows match, more rows at a time: most are thrown away at once."""
 _PHYSICAL = {"commitOffset", "queueOffset", "storeTimestamp"}
 
 
@@ -227,7 +229,8 @@ class _Reading:
     def _filtered(self, blocks: list[int], first: I64, last: I64) -> Iterator[pa.RecordBatch]:
         wanted = list(self._query.columns or schema.MESSAGE.names)
         deciding = self._deciding()
-        stretches = self._reader.read_stretches(blocks, self._stored(deciding or wanted))
+        rows_max = DECIDING_ROWS if deciding else None
+        stretches = self._reader.read_stretches(blocks, self._stored(deciding or wanted), rows_max)
         for low, high, batch in stretches:
             self._stats.blocks_read += high - low
             rows = self._rows_of(low, high, first, last)

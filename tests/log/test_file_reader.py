@@ -144,3 +144,53 @@ def test_what_was_not_asked_for_longest_is_forgotten(monkeypatch: pytest.MonkeyP
     assert parses.count == 3
     kept.read_meta(storage, files[1], "rows")
     assert parses.count == 4
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_some_columns_are_the_same_as_of_whole_rows(start: int) -> None:
+    """Few columns are put together from their buffers, many are decoded with the message: nulls, maps, empty texts."""
+    count = 500
+    number = range(count)
+    table = pa.table(
+        {
+            "topic": ["t"] * count,
+            "queueId": pa.array([index % 3 for index in number], pa.int32()),
+            "msgId": [f"{index:032X}" for index in number],
+            "tags": [None if index % 7 == 0 else "" if index % 5 == 0 else f"tag-{index % 4}" for index in number],
+            "keys": pa.nulls(count, pa.string()),
+            "body": [b"b" * (index % 50) for index in number],
+            "bornTimestamp": pa.array(number, pa.int64()).cast(schema.TIMESTAMP),
+            "properties": pa.array(
+                [[(f"k{n}", f"v{index}") for n in range(index % 3)] for index in number], schema.PROPERTIES
+            ),
+        }
+    )
+    storage = MemoryStorage()
+    path = written(storage, MessageBatch.from_arrow(table.slice(start)), block_bytes=2_000)
+    meta = read_meta(storage, path, "rows")
+    blocks = range(len(meta.places.rows))
+    assert len(blocks) > 5
+    whole = pa.Table.from_batches([batch for _, batch in FileReader(storage, meta).read_blocks(blocks, NAMES)])
+    assert whole.num_rows == count - start and whole["tags"].null_count and any(whole["properties"].to_pylist())
+    for names in [[name] for name in NAMES] + [["properties", "tags"], ["body", "topic", "bornTimestamp"], NAMES[:6]]:
+        reader = FileReader(storage, meta)
+        found = pa.Table.from_batches([batch for _, batch in reader.read_blocks(blocks, names)])
+        found.validate(full=True)
+        assert found.equals(whole.select(names)), names
+        assert reader.bytes_read < meta.size
+
+
+def test_a_damaged_column_is_not_returned_and_others_are() -> None:
+    storage = MemoryStorage()
+    path = written(storage, messages(300))
+    meta = read_meta(storage, path, "rows")
+    column = NAMES.index("body")
+    data = bytearray(storage.read(path))
+    at = int(meta.block_starts[4] + meta.places.body[4] + meta.places.ends[4][column]) - 9
+    data[at] ^= 1
+    damaged = MemoryStorage()
+    damaged.create_if_absent(path, [bytes(data)])
+    reader = FileReader(damaged, read_meta(damaged, path, "rows"))
+    assert sum(batch.num_rows for _, batch in reader.read_blocks(range(6), ["tags", "queueId"])) > 0
+    with pytest.raises(CorruptDataError, match="body"):
+        list(reader.read_blocks(range(6), ["body"]))
