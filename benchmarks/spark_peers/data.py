@@ -161,7 +161,10 @@ def _fill_store(data, place):
             if first == low:
                 data.slice_ms, data.slice_rows = (clock.now_ms(), clock.now_ms() + 1), end - first
             file = place / "staged" / f"{first:012d}.parquet"
-            pq.write_table(pa.Table.from_batches(log.scan(Query(start=first, end=end)), schema.MESSAGE), file)
+            held = pa.Table.from_batches(log.scan(Query(start=first, end=end)), schema.MESSAGE)
+            # As Spark gets them from the store: without properties there is no map, not an empty one.
+            none = pa.nulls(len(held), schema.PROPERTIES)
+            pq.write_table(held.set_column(len(held.column_names) - 1, "properties", none), file)
             parts.append(Part(first, file, first == low))
     shutil.copytree(data.stores["commits"], data.stores["rolled"])
     with Store.open(data.stores["rolled"]) as store:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -93,6 +95,9 @@ class Shape:
         if self.decompress and "body" in batch.schema.names:
             batch = decompress(batch)
         arrays = [_to_type(_without_null(batch.column(field.name), field), field) for field in self.target]
+        if "properties" in self.target.names:
+            index = self.target.get_field_index("properties")
+            arrays[index] = _null_if_empty(arrays[index])
         return pa.RecordBatch.from_arrays(arrays, schema=self.target)
 
 
@@ -140,6 +145,31 @@ def _without_null(column: pa.Array, field: pa.Field) -> pa.Array:
         return pc.fill_null(column, 0)
     # Spark would take what lies in the column's memory for a value.
     raise CorruptDataError("a message has no value in a column that is never null", column=field.name)
+
+
+def _null_if_empty(maps: pa.MapArray) -> pa.MapArray:
+    """Maps without entries as nulls: Spark copies a map twice before a query sees it, whether anything is in it or not.
+
+    A quarter of the time of reading messages without properties, which Kafka's connector leaves null for that.
+    """
+    offsets = np.frombuffer(maps.buffers()[1], np.int32)[maps.offset : maps.offset + len(maps) + 1]
+    if len(maps) == 0 or offsets[0] == offsets[-1]:
+        return _no_maps(len(maps), maps.type)
+    filled = offsets[1:] != offsets[:-1]
+    if maps.null_count:
+        filled &= maps.is_valid().to_numpy(zero_copy_only=False)
+    if filled.all():
+        return maps
+    bits = pa.py_buffer(np.packbits(filled, bitorder="little"))
+    # Whole columns have offset 0, so that the bitmap and the other buffers begin with the same row.
+    ends = maps.buffers()[1].slice(4 * maps.offset)
+    entries = pa.StructArray.from_arrays([maps.keys, maps.items], fields=list(maps.type.field(0).type))
+    return pa.Array.from_buffers(maps.type, len(maps), [bits, ends], len(maps) - int(filled.sum()), 0, [entries])
+
+
+@lru_cache(16)
+def _no_maps(count: int, type_: pa.DataType) -> pa.MapArray:
+    return pa.nulls(count, type_)
 
 
 def _to_type(column: pa.Array, field: pa.Field) -> pa.Array:

@@ -82,6 +82,8 @@ def expected_value(row: dict[str, Any], field: StructField) -> Any:
     value = row[field.name]
     if isinstance(field.dataType, LongType) and isinstance(value, datetime):
         return (value - EPOCH) // timedelta(milliseconds=1)
+    if field.name == "properties":
+        return value or None  # decision 0009
     return value.decode() if field.name == "body" and isinstance(field.dataType, StringType) else value
 
 
@@ -109,6 +111,23 @@ def test_any_columns_of_any_messages_from_any_file(
             batch.validate(full=True)
             found += batch.to_pylist()
     assert found == [{field.name: expected_value(row, field) for field in wanted} for row in plain]
+
+
+def test_messages_without_properties_have_null_and_not_an_empty_map() -> None:
+    world = World.create()
+    world.store.create_topic("t", queues=1)
+    given = [[], [("a", "1")], [], [("b", "2"), ("c", "3")], []]
+    world.append([world.message("t", 0, properties=pairs) for pairs in given])
+    (batch,) = world.log().scan(Query(topics=frozenset({"t"}), columns=("properties",)))
+    shape = shape_of(StructType([field for field in READ_SCHEMA if field.name == "properties"]), decompress=False)
+    nulls = pa.concat_arrays([pa.nulls(2, batch.schema.types[0]), batch.column(0)])
+    for maps in (batch.column(0), nulls, nulls.slice(3)):
+        some = pa.RecordBatch.from_arrays([maps], schema=batch.schema)
+        for low in range(len(maps) + 1):
+            for high in range(low, len(maps) + 1):
+                found = shape.to_spark_batch(some.slice(low, high - low))
+                found.validate(full=True)
+                assert found.column(0).to_pylist() == [pairs or None for pairs in maps.to_pylist()[low:high]]
 
 
 def test_every_batch_has_the_same_schema_not_only_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
