@@ -24,7 +24,7 @@ from rmq_spark.spark.read_plan import Task, make_tasks, queue_ranges
 from rmq_spark.spark.resolve import queue_bounds
 from rmq_spark.spark.schema import shape_of
 from rmq_spark.spark.subscription import Subscription, check_topics
-from rmq_spark.spark.task_reader import read_task
+from rmq_spark.spark.task_reader import read_task, reads_little
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class RocketMQBatchReader(DataSourceReader):
             ranges,
             tasks_min=options.min_partitions,
             rows_max=options.max_records_per_partition,
-            light=options.has_filter or "body" not in self._shape.columns,
+            light=reads_little(options, self._shape),
         )
         _log.info(
             "%s: %d messages in %d queues and %d files, %d files skipped; %d tasks",

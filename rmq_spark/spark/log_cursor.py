@@ -23,8 +23,10 @@ _log = logging.getLogger(__name__)
 class LogCursor:
     """Plans a stream's reads of one log. Used by one thread."""
 
-    def __init__(self, log: CommitLog, options: ReadOptions) -> None:
+    def __init__(self, log: CommitLog, options: ReadOptions, *, light: bool = False) -> None:
         self.log = log
+        self._light = light
+        """Whether tasks read little of most messages."""
         self.subscription = Subscription(options, log.broker)
         self._options = options
         self._runs = RunIndex(log)
@@ -94,7 +96,12 @@ class LogCursor:
         bounds = {place: (offset, 1 << 62) for place, offset in starts.items()}
         ranges = queue_ranges(table, bounds, firsts)
         tasks = make_tasks(
-            self.log.broker, table, ranges, tasks_min=tasks_min, rows_max=self._options.max_records_per_partition
+            self.log.broker,
+            table,
+            ranges,
+            tasks_min=tasks_min,
+            rows_max=self._options.max_records_per_partition,
+            light=self._light,
         )
         return tasks, {(part.topic, part.queue): part.high for part in ranges}
 

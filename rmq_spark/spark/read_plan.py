@@ -17,7 +17,8 @@ from rmq_spark.log.scan import Source
 I64 = npt.NDArray[np.int64]
 
 TASK_ROWS: Final = 500_000
-"""Queues are put together into tasks of about so many messages: a small batch is one task, and quick."""
+TASK_BYTES: Final = 128 * 1024 * 1024
+"""Queues are put together into tasks of about so many messages and bytes: a small batch is one task, and quick."""
 LIGHT_TASK_ROWS: Final = 2_000_000
 """The same where little is read of most messages: a task has its price, and each of its files too."""
 EVEN_ENOUGH: Final = 1.1
@@ -95,8 +96,10 @@ def make_tasks(
     if not total:
         return []
     if rows_max is None and (tasks_min is None or tasks_min <= len(ranges)):
-        task_rows = LIGHT_TASK_ROWS if light else TASK_ROWS
-        bins = _share_out(ranges, min(len(ranges), max(tasks_min or 1, -(-total // task_rows))))
+        count = (
+            _ceil(total, LIGHT_TASK_ROWS) if light else max(_ceil(total, TASK_ROWS), round(_weight(table) / TASK_BYTES))
+        )
+        bins = _share_out(ranges, min(len(ranges), max(tasks_min or 1, count)))
     else:
         pieces = [
             piece
@@ -110,13 +113,22 @@ def make_tasks(
     return [Task(broker, tuple(part), _sources(table, part)) for part in bins]
 
 
+def _weight(table: RunTable) -> int:
+    """What the messages weigh, by the averages of their files."""
+    return int((table.rows * table.row_bytes).sum())
+
+
+def _ceil(amount: int, each: int) -> int:
+    return -(-amount // each)
+
+
 def _parts(rows: int, rows_max: int | None) -> int:
-    return 1 if rows_max is None else -(-rows // rows_max)
+    return 1 if rows_max is None else _ceil(rows, rows_max)
 
 
 def _share(rows: int, total: int, tasks_min: int | None) -> int:
     # Rounded up: a hint that is met, as long as there are so many messages.
-    return 1 if tasks_min is None else -(-rows * tasks_min // total)
+    return 1 if tasks_min is None else _ceil(rows * tasks_min, total)
 
 
 def _pieces(part: QueueRange, count: int) -> list[QueueRange]:

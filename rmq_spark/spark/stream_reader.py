@@ -35,7 +35,7 @@ from rmq_spark.spark.start_file import QueueStarts, read_starts
 from rmq_spark.spark.stream_offset import Position, StreamOffset, subscription_json
 from rmq_spark.spark.stream_start import resolve_start
 from rmq_spark.spark.subscription import check_topics
-from rmq_spark.spark.task_reader import read_task
+from rmq_spark.spark.task_reader import read_task, reads_little
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _plan(self) -> _Planner:
         if self._planner is None:
-            self._planner = _Planner(self._options)
+            self._planner = _Planner(self._options, light=reads_little(self._options, self._shape))
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:
@@ -100,8 +100,9 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _Planner:
     """The driver's side of a stream: open handles, and what was found out about the logs."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, *, light: bool) -> None:
         self._options = options
+        self._light = light
         self._clock = SystemClock()
         self._store = Store.open(
             options.store, options=options.storage_options, read_only=options.consumer_group is None
@@ -125,7 +126,7 @@ class _Planner:
         """A cursor for each broker there is now; brokers may be added while the query runs."""
         for broker in self._store.brokers():
             if broker not in self._cursors:
-                self._cursors[broker] = LogCursor(self._store.log(broker), self._options)
+                self._cursors[broker] = LogCursor(self._store.log(broker), self._options, light=self._light)
         return self._cursors
 
     def initial(self) -> StreamOffset:

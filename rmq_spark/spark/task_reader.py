@@ -82,6 +82,11 @@ def _spare_collector() -> None:
     gc.freeze()
 
 
+def reads_little(options: ReadOptions, shape: Shape) -> bool:
+    """Whether tasks read little of most messages."""
+    return options.has_filter or "body" not in shape.columns
+
+
 def read_task(
     options: ReadOptions, shape: Shape, task: Task, from_ms: int | None, to_ms: int | None
 ) -> Iterator[pa.RecordBatch]:

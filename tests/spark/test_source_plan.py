@@ -227,6 +227,21 @@ def test_tasks_that_read_little_of_each_message_have_more_of_them(
     assert len(reader.partitions()) == tasks
 
 
+def test_large_messages_are_shared_out_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few in number, but one task would read them all while the other cores have nothing to do."""
+    world = World.create()
+    world.store.create_topic("t", queues=8)
+    for _ in range(3):
+        world.append([world.message("t", queue, body=b"x" * 10_000) for queue in range(8)])
+    weight = 24 * 10_300
+    for tasks in (1, 2, 4, 8):
+        monkeypatch.setattr(read_plan, "TASK_BYTES", weight // tasks)
+        assert len(planned(world, topic="t")) == tasks
+    monkeypatch.setattr(read_plan, "TASK_BYTES", 1)
+    assert len(planned(world, topic="t")) == 8  # a queue is never split
+    assert len(planned(world, topic="t", subExpression="a")) == 1
+
+
 @pytest.mark.parametrize(("queues", "rows", "least"), [(2, 3, 5), (3, 3, 4), (4, 5, 6), (1, 10, 7), (3, 2, 100)])
 def test_min_partitions_is_reached_as_long_as_there_are_messages(queues: int, rows: int, least: int) -> None:
     world = World.create()
