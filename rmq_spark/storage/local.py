@@ -7,8 +7,9 @@ Why it is *complete*: the linked file was written in full (and with `durable` fs
 (`O_TMPFILE`) or under a hidden one, and nobody writes to it afterwards.
 
 A file without a name costs fewer changes of the directory, and a killed process leaves nothing behind. Where there are
-none (NFS, other systems than Linux), temporary files stand in the same directory as the final name, because a link
-cannot leave its file system. Names that start with a dot belong to this module and never show in listings.
+none, or where a flush does not keep them (`local_ops.UNNAMED_ON`), temporary files stand in the same directory as the
+final name, because a link cannot leave its file system. Names that start with a dot belong to this module and never
+show in listings.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class LocalStorage(LocalReader):
         self._anchored: set[str] = set()
         self._made: set[str] = set()
         self._unflushed: set[str] = set()
-        self._unnamed = True
-        """Until the file system turns out to have no files without a name."""
+        self._unnamed: bool | None = None
+        """Whether files are written before they have a name; None until the file system was looked at."""
 
     def create_if_absent(self, path: str, data: Sequence[Bytes], *, durable: bool = True) -> None:
         directory, _, name = path.rpartition("/")
@@ -172,6 +173,8 @@ class LocalStorage(LocalReader):
     def _open_temp(self, directory: str, prefix: str, path: str) -> tuple[str | None, int]:
         """Open a new file, if possible without a name; make the directory again if somebody removed it."""
         for _ in range(_TEMP_TRIES):
+            if self._unnamed is None:
+                self._unnamed = self._ops.keeps_unnamed(prefix)
             if self._unnamed:
                 try:
                     return None, self._ops.open_unnamed(prefix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -101,9 +100,10 @@ class FailingOps(FileOps):
         self._paths[fd] = path
         return fd
 
+    def keeps_unnamed(self, directory: str) -> bool:
+        return not self.named
+
     def open_unnamed(self, directory: str) -> int:
-        if self.named:
-            raise OSError(errno.EOPNOTSUPP, "no files without a name")
         self._maybe("open_unnamed")
         fd = super().open_unnamed(directory)
         self._paths[fd] = f"{directory}/-"

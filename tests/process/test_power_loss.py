@@ -12,7 +12,6 @@ few, else the extremes and a seeded sample.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import random
@@ -64,9 +63,10 @@ class RecordingOps(FileOps):
         self.calls.append(("create", path, inode))
         return fd
 
+    def keeps_unnamed(self, directory: str) -> bool:
+        return self.unnamed
+
     def open_unnamed(self, directory: str) -> int:
-        if not self.unnamed:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         fd = super().open_unnamed(directory)
         inode = self._inode[fd] = self._files[fd] = next(self._count)
         self.calls.append(("open", inode))

@@ -53,6 +53,9 @@ class FaultyOps(FileOps):
 
         setattr(self, name, fault)
 
+    def keeps_unnamed(self, directory: str) -> bool:
+        return True
+
     def open_unnamed(self, directory: str) -> int:
         if self.named:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))

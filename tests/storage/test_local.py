@@ -15,6 +15,7 @@ import pytest
 
 from rmq_spark.clock import SystemClock
 from rmq_spark.errors import CorruptDataError, ExistsError, InvalidRequestError, NotFoundError
+from rmq_spark.storage import local_ops
 from rmq_spark.storage.base import Bytes
 from rmq_spark.storage.local import TEMP_PREFIX, FileOps, LocalStorage
 from rmq_spark.testing.storage_conformance import StorageConformance
@@ -50,9 +51,10 @@ class RecordingOps(FileOps):
         self._names[fd] = path
         return fd
 
+    def keeps_unnamed(self, directory: str) -> bool:
+        return self.unnamed
+
     def open_unnamed(self, directory: str) -> int:
-        if not self.unnamed:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         self._note("open", directory)
         fd = super().open_unnamed(directory)
         self._names[fd] = f"{directory}/-"
@@ -140,6 +142,28 @@ def test_the_order_of_a_durable_create_without_a_temporary_name(tmp_path: Path) 
     (tmp_path / "store/a").rmdir()
     storage.create_if_absent("a/y", [b"2"])
     assert storage.read("a/y") == b"2"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "expected"),
+    [
+        ("29 1 {device} / /data rw,relatime shared:1 - ext4 /dev/vda rw\n", True),
+        ("29 1 {device} / /data rw,relatime - xfs /dev/vda rw\n", True),
+        ("29 1 0:1 / / rw - ext4 /dev/vdb rw\n30 1 {device} / /data rw - btrfs /dev/vda rw\n", False),
+        ("29 1 {device} / / rw - overlay overlay rw\n", False),
+        ("29 1 0:1 / / rw - ext4 /dev/vdb rw\n", False),
+        ("nonsense\n", False),
+    ],
+)
+def test_files_without_a_name_only_where_a_flush_keeps_them(
+    tmp_path: Path, mounts: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path.stat().st_dev
+    table = tmp_path / "mountinfo"
+    table.write_text(mounts.format(device=f"{os.major(device)}:{os.minor(device)}"))
+    monkeypatch.setattr(local_ops, "_MOUNTS", str(table))
+    assert FileOps().keeps_unnamed(str(tmp_path)) is expected
+    assert FileOps().keeps_unnamed(str(tmp_path / "missing")) is False
 
 
 def test_room_is_set_aside_for_large_files_only(tmp_path: Path) -> None:
@@ -256,13 +280,11 @@ def test_names_of_temporary_files_left_by_others_are_avoided(tmp_path: Path) -> 
 
 
 _KILLED = """
-import errno, os, sys
+import os, sys
 from rmq_spark.storage.local import FileOps, LocalStorage
 class Die(FileOps):
-    def open_unnamed(self, directory):
-        if sys.argv[2] == "named":
-            raise OSError(errno.EOPNOTSUPP, "no")
-        return super().open_unnamed(directory)
+    def keeps_unnamed(self, directory):
+        return sys.argv[2] == "unnamed"
     def link(self, source, target):
         os.kill(os.getpid(), 9)
 LocalStorage(sys.argv[1], ops=Die()).create_if_absent("a/x", [b"1" * 5000])
