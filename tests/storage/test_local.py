@@ -225,12 +225,12 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
 
 
 def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
+    ops = RecordingOps(tmp_path)
+    storage = LocalStorage(tmp_path, ops=ops)
     storage.create_if_absent("a/b/x", [b"1"])
     (tmp_path / "a/b/x").unlink()
     (tmp_path / "a/b").rmdir()
-    ops = RecordingOps(tmp_path)
-    storage._ops = ops
+    ops.calls.clear()
     storage.create_if_absent("a/b/y", [b"2"])
     assert storage.read("a/b/y") == b"2"
     assert ops.calls.index("fsync_dir a") < ops.calls.index("link a/b/TEMP a/b/y")
