@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
 STRETCH_ROWS: Final = 16_384
 STRETCH_BYTES: Final = 4 * 1024 * 1024
 """Neighbouring blocks are put together up to so many rows and bytes."""
+_PARSING: Final = (pa.ArrowException, IndexError, ValueError, StopIteration, struct.error)
+"""What a header that is no header of ours leads to."""
 GAP_BYTES: Final = 16 * 1024
 """Two wanted ranges with no more than this between them are fetched as one."""
 
@@ -250,7 +253,10 @@ class FileReader:
         body, ends = int(meta.places.body[block]), meta.places.ends[block].tolist()
         header = memoryview(pieces[0].data)[:body]
         check_header(meta, block, header)
-        nodes, buffers = (pairs.tolist() for pairs in ipc_file.nodes_and_buffers(header))
+        try:
+            nodes, buffers = (pairs.tolist() for pairs in ipc_file.nodes_and_buffers(header))
+        except _PARSING as error:
+            raise meta.corrupt("block cannot be parsed", block=block, reason=str(error)) from error
         first = _column_places(meta.kind)
         arrays: dict[int, pa.Array] = {}
         at = 0
@@ -265,7 +271,7 @@ class FileReader:
                 arrays[column] = ipc_file.column_array(
                     self._types[column], iter(nodes[node:]), iter(buffers[buffer:]), pieces[at].data, shift
                 )
-            except (pa.ArrowException, StopIteration) as error:
+            except _PARSING as error:
                 raise meta.corrupt("block cannot be parsed", block=block, reason=str(error)) from error
             if len(arrays[column]) != meta.places.rows[block]:
                 raise meta.corrupt("block has another number of rows than its table says", block=block)

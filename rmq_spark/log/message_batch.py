@@ -6,14 +6,15 @@ whole columns; the only Python loops are over distinct topics and tags.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import groupby, pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ TAGS_PER_RUN_MAX: Final = 64
 Row = tuple[Any, ...]
 """One message: its values in the order of `schema.ROWS`."""
 
+Answer = TypeVar("Answer")
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
@@ -329,10 +331,9 @@ def _permute(batch: pa.RecordBatch, order: I64) -> pa.RecordBatch:
         return column.take(indices) if found is None else found
 
     # Taking a column is one long call that lets other threads run; small batches are not worth the hand-over.
-    body = helper().submit(permuted, batch.column(BODY)) if len(order) >= MANY_ROWS else None
-    columns = [None if body and index == BODY else permuted(column) for index, column in enumerate(batch.columns)]
-    if body:
-        columns[BODY] = body.result()
+    body = meanwhile(permuted, batch.column(BODY), many=len(order) >= MANY_ROWS)
+    columns = [column if index == BODY else permuted(column) for index, column in enumerate(batch.columns)]
+    columns[BODY] = body()
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
@@ -360,13 +361,22 @@ def _take_equal_widths(column: pa.Array, order: I64) -> pa.Array | None:
     return pa.Array.from_buffers(column.type, len(column), [None, ends, target], 0)
 
 
+def meanwhile(work: Callable[..., Answer], *args: object, many: bool) -> Callable[[], Answer]:
+    """Begin `work` in a second thread if there is much of it; what is returned waits for its answer, or does it now."""
+    if many:
+        try:
+            return _helper().submit(work, *args).result
+        except RuntimeError:  # the interpreter is about to end, or the system gives no more threads
+            return functools.partial(work, *args)
+    return functools.partial(work, *args)
+
+
 @cache
-def helper() -> ThreadPoolExecutor:
-    """A second thread for batches of `MANY_ROWS`, whose long steps let other threads run."""
+def _helper() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="rmq-append")
 
 
-os.register_at_fork(after_in_child=helper.cache_clear)  # threads do not survive a fork; a child starts its own
+os.register_at_fork(after_in_child=_helper.cache_clear)  # threads do not survive a fork; a child starts its own
 
 
 def _offsets(column: pa.Array) -> I32:

@@ -30,7 +30,7 @@ from rmq_spark.log.message_batch import (
     MessageBatch,
     Row,
     Runs,
-    helper,
+    meanwhile,
     sort_into_runs,
     sort_rows,
     to_record_batch,
@@ -88,9 +88,9 @@ def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> Prep
     if batch.rows is not None and batch.num_rows <= FEW_ROWS:
         return _prepare_few(batch.rows, block_bytes, kind)
     record_batch, runs, order = sort_into_runs(batch.record_batch())
-    names = helper().submit(_key_bloom_and_ids, record_batch) if batch.num_rows >= MANY_ROWS else None
+    names = meanwhile(_key_bloom_and_ids, record_batch, many=batch.num_rows >= MANY_ROWS)
     blocks = file_format.make_blocks(kind, cut(record_batch, runs.rows, block_bytes))
-    doc = describe(record_batch, runs) if names is None else _described(runs, *names.result())
+    doc = _described(runs, *names())
     return PreparedRows(blocks, runs, order, doc, [-1], batch.num_rows)
 
 

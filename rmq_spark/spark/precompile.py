@@ -35,7 +35,7 @@ import os.path as _path
 _home = __file__
 for _ in range(5):  # up from python/lib/pyspark.zip/pyspark/__init__.py
     _home = _path.dirname(_home)
-if _path.isfile(_path.join(_home, "__init__.py")) and _path.isdir(_path.join(_home, "sql")):
+if _path.isdir(_path.join(_home, "sql", "__pycache__")):  # else nothing is compiled there, and it may be read-only
     __path__[:] = [_home]
 """
 )

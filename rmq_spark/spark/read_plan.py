@@ -97,7 +97,9 @@ def make_tasks(
         return []
     if rows_max is None and (tasks_min is None or tasks_min <= len(ranges)):
         count = (
-            _ceil(total, LIGHT_TASK_ROWS) if light else max(_ceil(total, TASK_ROWS), round(_weight(table) / TASK_BYTES))
+            _ceil(total, LIGHT_TASK_ROWS)
+            if light
+            else max(_ceil(total, TASK_ROWS), round(_weight(table, total) / TASK_BYTES))
         )
         bins = _share_out(ranges, min(len(ranges), max(tasks_min or 1, count)))
     else:
@@ -113,9 +115,9 @@ def make_tasks(
     return [Task(broker, tuple(part), _sources(table, part)) for part in bins]
 
 
-def _weight(table: RunTable) -> int:
-    """What the messages weigh, by the averages of their files."""
-    return int((table.rows * table.row_bytes).sum())
+def _weight(table: RunTable, rows: int) -> float:
+    """What `rows` of the table's messages weigh, by the averages of their files."""
+    return float((table.rows * table.row_bytes).sum()) * rows / table.total
 
 
 def _ceil(amount: int, each: int) -> int:

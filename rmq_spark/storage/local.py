@@ -3,13 +3,11 @@
 Why `create_if_absent` is *atomic*: the final name comes into being by `link(2)`, which fails with EEXIST if
 the name is taken, in the kernel, for every process. `rename` would replace; `O_EXCL` on the final name
 would show a half-written file.
-Why it is *complete*: the linked file was written in full (and with `durable` fsynced) before, without a name
-(`O_TMPFILE`) or under a hidden one, and nobody writes to it afterwards.
+Why it is *complete*: the linked file was written in full (and with `durable` fsynced) under a hidden
+name first, and nobody writes to it afterwards.
 
-A file without a name costs fewer changes of the directory, and a killed process leaves nothing behind. Where there are
-none, or where a flush does not keep them (`local_ops.UNNAMED_ON`), temporary files stand in the same directory as the
-final name, because a link cannot leave its file system. Names that start with a dot belong to this module and never
-show in listings.
+Temporary files stand in the same directory as the final name, because a link cannot leave its file system.
+Names that start with a dot belong to this module and never show in listings.
 """
 
 from __future__ import annotations
@@ -45,9 +43,6 @@ TEMP_PREFIX: Final = ".rmq-tmp-"
 
 _TURN_FILE: Final = ".turn"
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK})
-_NO_UNNAMED: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
-_UNNAMED_UNLINKABLE: Final = _NO_LINKS | {errno.ENOENT, errno.EACCES, errno.EINVAL, errno.ELOOP}
-"""What a link of a file without a name fails with where /proc is missing or the file system cannot do it."""
 _TEMP_TRIES: Final = 100
 # Short names are quicker, and a clash is noticed: the file is opened exclusively.
 _TOKEN_DIGITS: Final = 12
@@ -78,8 +73,6 @@ class LocalStorage(LocalReader):
         self._anchored: set[str] = set()
         self._made: set[str] = set()
         self._unflushed: set[str] = set()
-        self._unnamed: bool | None = None
-        """Whether files are written before they have a name; None until the file system was looked at."""
 
     def create_if_absent(self, path: str, data: Sequence[Bytes], *, durable: bool = True) -> None:
         directory, _, name = path.rpartition("/")
@@ -96,25 +89,24 @@ class LocalStorage(LocalReader):
                     ops.fsync(fd)
                     if directory not in self._anchored:
                         self._anchor(directory, prefix)
-                if temp is None:  # without a name it lives as long as it is open
-                    linking = True
-                    ops.link(fd, prefix + name)
             finally:
                 ops.close(fd)
-            if temp is not None:
-                linking = True
-                ops.link(temp, prefix + name)
-        except OSError as error:
+            linking = True
+            ops.link(temp, prefix + name)
+        except BaseException as error:
             # First remove the temporary file, then look: without it a delayed request cannot link any more.
-            self._discard(temp)
-            self._resolve(error, temp, linking, path, data)
+            with suppress(OSError):
+                ops.unlink(temp)
+            if not isinstance(error, OSError):
+                raise
+            if not linking:
+                raise translate(error, path) from error
+            self._resolve_link(error, path, data)
             if durable:  # it is ours, but nothing says that the first attempt came as far as flushing
                 self.sync([path])
             return
-        except BaseException:
-            self._discard(temp)
-            raise
-        self._discard(temp)
+        with suppress(OSError):  # a second name of a finished file does no harm; the sweep will find it
+            ops.unlink(temp)
         if durable:
             self._flush_directory(prefix, path)
 
@@ -170,53 +162,22 @@ class LocalStorage(LocalReader):
     def close(self) -> None:
         """Nothing is held between calls."""
 
-    def _open_temp(self, directory: str, prefix: str, path: str) -> tuple[str | None, int]:
-        """Open a new file, if possible without a name; make the directory again if somebody removed it."""
+    def _open_temp(self, directory: str, prefix: str, path: str) -> tuple[str, int]:
+        """Open a new temporary file; make the directory again if somebody removed it."""
         for _ in range(_TEMP_TRIES):
-            if self._unnamed is None:
-                self._unnamed = self._ops.keeps_unnamed(prefix)
-            if self._unnamed:
-                try:
-                    return None, self._ops.open_unnamed(prefix)
-                except OSError as error:
-                    if error.errno in _NO_UNNAMED:
-                        self._unnamed = False
-                    else:
-                        self._make_again(error, directory, path)
-                continue
             # The process id keeps the names of forked children apart, which share token and counter.
             temp = f"{prefix}{TEMP_PREFIX}{self._token}-{os.getpid()}-{next(self._count)}"
             try:
                 return temp, self._ops.open_new(temp)
             except FileExistsError:
                 self._token = self._clock.token()[-_TOKEN_DIGITS:]
+            except FileNotFoundError:
+                self._known.pop(directory, None)
+                self._anchored.discard(directory)
+                self._make_directory(directory)
             except OSError as error:
-                self._make_again(error, directory, path)
+                raise translate(error, path) from error
         raise UnavailableError("no temporary file could be created; nothing was written", path=path)
-
-    def _make_again(self, error: OSError, directory: str, path: str) -> None:
-        """Make the directory of a file that could not be opened because of that; raise any other error."""
-        if error.errno != errno.ENOENT:
-            raise translate(error, path) from error
-        self._known.pop(directory, None)
-        self._anchored.discard(directory)
-        self._make_directory(directory)
-
-    def _discard(self, temp: str | None) -> None:
-        """Remove a temporary name. A second name of a finished file does no harm; the sweep will find it."""
-        if temp is not None:
-            with suppress(OSError):
-                self._ops.unlink(temp)
-
-    def _resolve(self, error: OSError, temp: str | None, linking: bool, path: str, data: Sequence[Bytes]) -> None:
-        """Return if our bytes are at `path` although a create failed; else raise what that means."""
-        if not linking:
-            raise translate(error, path) from error
-        if temp is None and error.errno in _UNNAMED_UNLINKABLE:
-            self._unnamed = False
-            self.create_if_absent(path, data, durable=False)
-            return
-        self._resolve_link(error, path, data)
 
     def _resolve_link(self, error: OSError, path: str, data: Sequence[Bytes]) -> None:
         """Return if our bytes are at `path` although `link` raised `error`; else raise what that means."""

@@ -13,7 +13,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 from rmq_spark.storage.base import Bytes
@@ -37,14 +36,9 @@ _FALLOCATE: Final = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None
 CALL_BYTES_MAX: Final = 256 * 1024
 """What one call writes at the most."""
 
-UNNAMED_ON: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs"})
-"""File systems on which a flush of a file that has no name yet keeps its content. btrfs leaves such files out of its
-log: after a loss of power a file that was flushed, then named, could be empty. Of others it is not known."""
-
 ALLOCATE_BYTES: Final = 64 * 1024
 """From so many bytes on a file's room is set aside at once: a fifth quicker than page by page (ext4, 2 MB)."""
 
-_MOUNTS: Final = "/proc/self/mountinfo"
 _IOV_MAX: Final[int] = os.sysconf("SC_IOV_MAX")
 
 
@@ -57,16 +51,6 @@ class FileOps:
     def open_new(self, path: str) -> int:
         """Create a file that is not there yet and open it for writing."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-
-    def open_unnamed(self, directory: str) -> int:
-        """Open a new file on the file system of `directory` that has no name yet and vanishes if it never gets one."""
-        if not hasattr(os, "O_TMPFILE"):
-            raise OSError(errno.EOPNOTSUPP, "this system has no files without a name", directory)
-        return os.open(directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666)
-
-    def keeps_unnamed(self, directory: str) -> bool:
-        """Whether a file that is flushed before it gets its name survives with its content on this file system."""
-        return _file_system(directory) in UNNAMED_ON
 
     def allocate(self, fd: int, size: int) -> None:
         """Set room aside for `size` bytes; only a hint, which some file systems do not take."""
@@ -92,13 +76,9 @@ class FileOps:
         """Close an open file."""
         os.close(fd)
 
-    def link(self, source: str | int, target: str) -> None:
-        """Give a file, or an open one that has no name yet, the name `target`, unless that is taken."""
-        if isinstance(source, str):
-            os.link(source, target)
-        else:
-            # The directory does not count, the path is absolute; but only with one does Python follow the link.
-            os.link(f"/proc/self/fd/{source}", target, src_dir_fd=source, follow_symlinks=True)
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name, unless that name is taken."""
+        os.link(source, target)
 
     def unlink(self, path: str) -> None:
         """Remove a name."""
@@ -128,20 +108,6 @@ class FileOps:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def _file_system(directory: str) -> str:
-    """The type of the file system that holds a directory; empty where that cannot be told."""
-    try:
-        device = Path(directory).stat().st_dev
-        with Path(_MOUNTS).open(encoding="utf-8", errors="replace") as mounts:
-            for line in mounts:
-                before, _, after = line.partition(" - ")
-                if before.split()[2] == f"{os.major(device)}:{os.minor(device)}":
-                    return after.split()[0]
-    except (OSError, IndexError):
-        return ""  # no Linux, or no /proc: then there is no other way to a name either
-    return ""
 
 
 def write_all(ops: FileOps, fd: int, data: Sequence[Bytes]) -> None:

@@ -83,8 +83,7 @@ class Wrapped:
 class FailingOps(FileOps):
     """File operations of which one kind fails while `error` is set."""
 
-    def __init__(self, *, named: bool = False) -> None:
-        self.named = named
+    def __init__(self) -> None:
         self.error: OSError | None = None
         self.failing: str = ""
         self.synced: list[str] = []
@@ -100,15 +99,6 @@ class FailingOps(FileOps):
         self._paths[fd] = path
         return fd
 
-    def keeps_unnamed(self, directory: str) -> bool:
-        return not self.named
-
-    def open_unnamed(self, directory: str) -> int:
-        self._maybe("open_unnamed")
-        fd = super().open_unnamed(directory)
-        self._paths[fd] = f"{directory}/-"
-        return fd
-
     def open_existing(self, path: str) -> int:
         fd = super().open_existing(path)
         self._paths[fd] = path
@@ -122,7 +112,7 @@ class FailingOps(FileOps):
         self._maybe("fsync")
         self.synced.append(Path(self._paths[fd]).name)
 
-    def link(self, source: str | int, target: str) -> None:
+    def link(self, source: str, target: str) -> None:
         self._maybe("link")
         super().link(source, target)
 

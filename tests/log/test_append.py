@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -756,10 +758,10 @@ class TestRowFiles:
 
 
 class TestFullAndReadOnly:
-    @pytest.mark.parametrize("call", ["open_new", "open_unnamed", "writev", "fsync", "link"])
+    @pytest.mark.parametrize("call", ["open_new", "writev", "fsync", "link"])
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
     def test_no_room(self, tmp_path: Path, call: str, number: int) -> None:
-        ops = FailingOps(named=call == "open_new")
+        ops = FailingOps()
         with open_log(LocalStorage(tmp_path, ops=ops)) as log:
             log.append(message("a"))
             ops.failing, ops.error = call, OSError(number, "full")
@@ -771,10 +773,10 @@ class TestFullAndReadOnly:
         check_log(LocalStorage(tmp_path), ROOT, BROKER, acked=[])
         assert not [name for name in (tmp_path / ROOT / "commitlog").iterdir() if name.name.startswith(".rmq-tmp")]
 
-    @pytest.mark.parametrize("call", ["mkdir", "open_new", "open_unnamed", "link"])
+    @pytest.mark.parametrize("call", ["mkdir", "open_new", "link"])
     @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
     def test_read_only(self, tmp_path: Path, call: str, number: int) -> None:
-        ops = FailingOps(named=call == "open_new")
+        ops = FailingOps()
         with open_log(LocalStorage(tmp_path / "store", ops=ops)) as log:
             ops.failing, ops.error = call, OSError(number, "read-only")
             with pytest.raises(ReadOnlyError):
@@ -895,3 +897,32 @@ class TestInterruptedCallers:
 
 def one_message() -> MessageBatch:
     return MessageBatch.of(topic="t", queue_id=0, msg_id="m", body=b"b", born_timestamp_ms=0)
+
+
+_LATE = """
+import sys, threading, time
+import pyarrow as pa
+from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.message_batch import MANY_ROWS, MessageBatch
+from rmq_spark.storage.local import LocalStorage
+
+count = MANY_ROWS
+table = pa.table({
+    "topic": ["t"] * count, "queueId": pa.array([number % 2 for number in range(count)], pa.int32()),
+    "msgId": [f"{number:032X}" for number in range(count)], "body": [b"x"] * count,
+    "bornTimestamp": pa.array([0] * count).cast(pa.timestamp("ms", "UTC")),
+})
+log = CommitLog(LocalStorage(sys.argv[1]), "brokers/b", "b")
+
+def late():
+    threading.main_thread().join()
+    print(len(log.append(MessageBatch.from_arrow(table)).queue_offsets))
+
+threading.Thread(target=late).start()
+"""
+
+
+def test_a_large_append_after_the_main_thread_has_ended(tmp_path: Path) -> None:
+    """Python starts no more work in other threads then; the caller's own has to do."""
+    done = subprocess.run([sys.executable, "-c", _LATE, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "20000", done.stderr

@@ -45,31 +45,18 @@ SAMPLE = 6
 
 
 class RecordingOps(FileOps):
-    """Carries the calls out and notes them; files are numbered in the order of their creation.
+    """Carries the calls out and notes them; files are numbered in the order of their creation."""
 
-    Without `unnamed` the file system has no files without a name.
-    """
-
-    def __init__(self, *, unnamed: bool = True) -> None:
-        self.unnamed = unnamed
+    def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self._inode: dict[int, int] = {}
-        self._files: dict[str | int, int] = {}
+        self._files: dict[str, int] = {}
         self._count = itertools.count()
 
     def open_new(self, path: str) -> int:
         fd = super().open_new(path)
         inode = self._inode[fd] = self._files[path] = next(self._count)
         self.calls.append(("create", path, inode))
-        return fd
-
-    def keeps_unnamed(self, directory: str) -> bool:
-        return self.unnamed
-
-    def open_unnamed(self, directory: str) -> int:
-        fd = super().open_unnamed(directory)
-        inode = self._inode[fd] = self._files[fd] = next(self._count)
-        self.calls.append(("open", inode))
         return fd
 
     def open_existing(self, path: str) -> int:
@@ -85,7 +72,7 @@ class RecordingOps(FileOps):
     def fsync(self, fd: int) -> None:
         self.calls.append(("fsync", self._inode[fd]))
 
-    def link(self, source: str | int, target: str) -> None:
+    def link(self, source: str, target: str) -> None:
         super().link(source, target)
         self._files[target] = self._files[source]
         self.calls.append(("create", target, self._files[source]))
@@ -121,8 +108,6 @@ class Disk:
                     self.content.setdefault(inode, b"")
                     self.durable.setdefault(inode, 0)
                 self._change(path, True, inode)
-            case ("open", inode):
-                self.content[inode], self.durable[inode] = b"", 0
             case ("remove", path):
                 self._change(path, False, None)
             case ("write", inode, data):
@@ -347,9 +332,8 @@ def test_the_model_notices_a_flush_that_is_left_out(quick_path: Path, leave_out:
         recording.crash_everywhere(0, check_sync(recording))
 
 
-@pytest.mark.parametrize("unnamed", [True, False])
-def test_sync_appends(quick_path: Path, seed: int, unnamed: bool) -> None:
-    recording = Recording(quick_path, ops=RecordingOps(unnamed=unnamed))
+def test_sync_appends(quick_path: Path, seed: int) -> None:
+    recording = Recording(quick_path)
     for number in range(4):
         recording.append(*range(number % 3 + 1))
     states = recording.crash_everywhere(seed, check_sync(recording))
@@ -357,9 +341,8 @@ def test_sync_appends(quick_path: Path, seed: int, unnamed: bool) -> None:
     assert len(recording.acked) == 4 and states > 4
 
 
-@pytest.mark.parametrize("unnamed", [True, False])
-def test_rolls_snapshots_expiry_and_collection(quick_path: Path, seed: int, unnamed: bool) -> None:
-    recording = Recording(quick_path, ops=RecordingOps(unnamed=unnamed), segment_bytes=3_000)
+def test_rolls_snapshots_expiry_and_collection(quick_path: Path, seed: int) -> None:
+    recording = Recording(quick_path, segment_bytes=3_000)
     log = recording.log
     recording.append(0, 1)
     recording.append(1)

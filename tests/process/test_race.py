@@ -218,7 +218,7 @@ class TestFreedNames:
         """`link` says that the name is taken; before the loser looks who has it, a roll has deleted it."""
 
         class Slow(FileOps):
-            def link(self, source: str | int, target: str) -> None:
+            def link(self, source: str, target: str) -> None:
                 try:
                     super().link(source, target)
                 except FileExistsError:

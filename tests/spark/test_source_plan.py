@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -240,6 +241,11 @@ def test_large_messages_are_shared_out_by_their_bytes(monkeypatch: pytest.Monkey
     monkeypatch.setattr(read_plan, "TASK_BYTES", 1)
     assert len(planned(world, topic="t")) == 8  # a queue is never split
     assert len(planned(world, topic="t", subExpression="a")) == 1
+    # What counts is what is read, not what there is.
+    monkeypatch.setattr(read_plan, "TASK_BYTES", weight // 3)
+    ends = {"t": {"broker-0": {str(queue): 2 for queue in range(8)}}}
+    assert len(planned(world, topic="t")) == 3
+    assert len(planned(world, topic="t", startingOffsets=json.dumps(ends))) == 1
 
 
 @pytest.mark.parametrize(("queues", "rows", "least"), [(2, 3, 5), (3, 3, 4), (4, 5, 6), (1, 10, 7), (3, 2, 100)])

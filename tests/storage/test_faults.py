@@ -33,14 +33,10 @@ from rmq_spark.storage.object_store import ObjectStorage
 
 
 class FaultyOps(FileOps):
-    """Raises `code` in the call `name`, before or after really doing it, for the next `times` calls.
+    """Raises `code` in the call `name`, before or after really doing it, for the next `times` calls."""
 
-    With `named`, and for faults of calls that only then matter, the file system has no files without a name.
-    """
-
-    def __init__(self, name: str, code: int, *, after: bool = False, times: int = 1, named: bool = False) -> None:
+    def __init__(self, name: str, code: int, *, after: bool = False, times: int = 1) -> None:
         self.times = times
-        self.named = named or name in ("open_new", "close", "unlink")
         real = getattr(self, name)
 
         def fault(*args: object) -> object:
@@ -52,14 +48,6 @@ class FaultyOps(FileOps):
             raise OSError(code, os.strerror(code))
 
         setattr(self, name, fault)
-
-    def keeps_unnamed(self, directory: str) -> bool:
-        return True
-
-    def open_unnamed(self, directory: str) -> int:
-        if self.named:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        return super().open_unnamed(directory)
 
 
 def create_fails(root: Path, ops: FileOps, kind: type[RmqError]) -> LocalStorage:
@@ -75,11 +63,10 @@ def create_fails(root: Path, ops: FileOps, kind: type[RmqError]) -> LocalStorage
     return storage
 
 
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("call", ["open_new", "open_unnamed", "allocate", "writev", "fsync", "link"])
+@pytest.mark.parametrize("call", ["open_new", "allocate", "writev", "fsync", "link"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk(tmp_path: Path, call: str, code: int, named: bool) -> None:
-    create_fails(tmp_path, FaultyOps(call, code, named=named), StorageFullError)
+def test_a_full_disk(tmp_path: Path, call: str, code: int) -> None:
+    create_fails(tmp_path, FaultyOps(call, code), StorageFullError)
 
 
 def test_a_full_disk_by_the_kernel(tmp_path: Path) -> None:
@@ -94,10 +81,9 @@ def test_a_disk_full_on_close(tmp_path: Path) -> None:
     create_fails(tmp_path, FaultyOps("close", errno.EDQUOT, after=True), StorageFullError)
 
 
-@pytest.mark.parametrize("call", ["open_new", "open_unnamed"])
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
-def test_a_read_only_directory(tmp_path: Path, code: int, call: str) -> None:
-    create_fails(tmp_path, FaultyOps(call, code), ReadOnlyError)
+def test_a_read_only_directory(tmp_path: Path, code: int) -> None:
+    create_fails(tmp_path, FaultyOps("open_new", code), ReadOnlyError)
 
 
 def test_a_read_only_parent(tmp_path: Path) -> None:
@@ -114,51 +100,32 @@ def test_delete_on_a_read_only_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV])
-@pytest.mark.parametrize("named", [False, True])
-def test_no_hard_links(tmp_path: Path, code: int, named: bool) -> None:
-    # Without a name, the file is tried a second time with one.
-    create_fails(tmp_path, FaultyOps("link", code, times=1 if named else 2, named=named), UnsafeStorageError)
+def test_no_hard_links(tmp_path: Path, code: int) -> None:
+    create_fails(tmp_path, FaultyOps("link", code), UnsafeStorageError)
 
 
-@pytest.mark.parametrize("code", [errno.EXDEV, errno.ENOENT, errno.EACCES, errno.EOPNOTSUPP])
-def test_a_file_without_a_name_that_cannot_get_one(tmp_path: Path, code: int) -> None:
-    """As where /proc is not mounted: it is written again under a temporary name, and so are all that follow."""
-    ops = FaultyOps("link", code)
-    storage = LocalStorage(tmp_path, ops=ops)
-    storage.create_if_absent("a/x", [b"1"])
-    assert not ops.times
-    ops.open_unnamed = pytest.fail  # type: ignore[assignment,method-assign]
-    storage.create_if_absent("a/y", [b"2"])
-    assert sorted(os.listdir(tmp_path / "a")) == ["x", "y"]
-    with pytest.raises(ExistsError):
-        storage.create_if_absent("a/x", [b"3"])
-
-
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("call", ["open_new", "open_unnamed", "writev", "fsync", "link"])
-def test_a_broken_disk(tmp_path: Path, call: str, named: bool) -> None:
-    create_fails(tmp_path, FaultyOps(call, errno.EIO, named=named), UnavailableError)
+@pytest.mark.parametrize("call", ["open_new", "writev", "fsync", "link"])
+def test_a_broken_disk(tmp_path: Path, call: str) -> None:
+    create_fails(tmp_path, FaultyOps(call, errno.EIO), UnavailableError)
 
 
 def test_a_temporary_file_swept_too_early_loses_the_attempt_only(tmp_path: Path) -> None:
-    class Swept(FaultyOps):
-        def link(self, source: str | int, target: str) -> None:
-            assert isinstance(source, str)
+    class Swept(FileOps):
+        def link(self, source: str, target: str) -> None:
             if target.endswith("/x") and not os.path.exists(target + "-tried"):
                 Path(target + "-tried").touch()
                 os.unlink(source)
             super().link(source, target)
 
-    storage = LocalStorage(tmp_path, ops=Swept("open_new", errno.EIO, times=0))
+    storage = LocalStorage(tmp_path, ops=Swept())
     with pytest.raises(UnavailableError):
         storage.create_if_absent("a/x", [b"1"])
     assert not storage.exists("a/x")
 
 
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("code", [errno.EEXIST, errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.ENOENT])
-def test_a_lost_reply_of_the_link_is_success(tmp_path: Path, code: int, named: bool) -> None:
-    storage = LocalStorage(tmp_path, ops=FaultyOps("link", code, after=True, named=named))
+@pytest.mark.parametrize("code", [errno.EEXIST, errno.EIO, errno.ETIMEDOUT, errno.ESTALE])
+def test_a_lost_reply_of_the_link_is_success(tmp_path: Path, code: int) -> None:
+    storage = LocalStorage(tmp_path, ops=FaultyOps("link", code, after=True))
     storage.create_if_absent("a/x", [b"non", b"ce"])
     assert storage.read("a/x") == b"nonce"
     assert os.listdir(tmp_path / "a") == ["x"]

@@ -15,7 +15,6 @@ import pytest
 
 from rmq_spark.clock import SystemClock
 from rmq_spark.errors import CorruptDataError, ExistsError, InvalidRequestError, NotFoundError
-from rmq_spark.storage import local_ops
 from rmq_spark.storage.base import Bytes
 from rmq_spark.storage.local import TEMP_PREFIX, FileOps, LocalStorage
 from rmq_spark.testing.storage_conformance import StorageConformance
@@ -32,11 +31,10 @@ class TestLocal(StorageConformance):
 
 
 class RecordingOps(FileOps):
-    """Notes the calls in order, with paths relative to a root; files without a name only if there are to be any."""
+    """Notes the calls in order, with paths relative to a root."""
 
-    def __init__(self, root: Path, *, unnamed: bool = False) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.unnamed = unnamed
         self.calls: list[str] = []
         self._names: dict[int, str] = {}
 
@@ -49,15 +47,6 @@ class RecordingOps(FileOps):
         self._note("open", path)
         fd = super().open_new(path)
         self._names[fd] = path
-        return fd
-
-    def keeps_unnamed(self, directory: str) -> bool:
-        return self.unnamed
-
-    def open_unnamed(self, directory: str) -> int:
-        self._note("open", directory)
-        fd = super().open_unnamed(directory)
-        self._names[fd] = f"{directory}/-"
         return fd
 
     def open_existing(self, path: str) -> int:
@@ -73,8 +62,8 @@ class RecordingOps(FileOps):
         self._note("fsync", self._names[fd])
         super().fsync(fd)
 
-    def link(self, source: str | int, target: str) -> None:
-        self._note("link", source if isinstance(source, str) else self._names[source], target)
+    def link(self, source: str, target: str) -> None:
+        self._note("link", source, target)
         super().link(source, target)
 
     def unlink(self, path: str) -> None:
@@ -120,50 +109,6 @@ def test_the_order_of_a_durable_create(tmp_path: Path) -> None:
         "unlink",
         "fsync_dir",
     ]
-
-
-def test_the_order_of_a_durable_create_without_a_temporary_name(tmp_path: Path) -> None:
-    ops = RecordingOps(tmp_path, unnamed=True)
-    storage = LocalStorage(tmp_path / "store", ops=ops)
-    storage.create_if_absent("a/x", [b"1"])
-    assert ops.calls == [
-        "mkdir store",
-        "mkdir store/a",
-        "open store/a",
-        "write store/a/-",
-        "fsync store/a/-",
-        "fsync_dir store",
-        "fsync_dir .",
-        "link store/a/- store/a/x",
-        "fsync_dir store/a",
-    ]
-    assert os.listdir(tmp_path / "store/a") == ["x"]
-    (tmp_path / "store/a/x").unlink()
-    (tmp_path / "store/a").rmdir()
-    storage.create_if_absent("a/y", [b"2"])
-    assert storage.read("a/y") == b"2"
-
-
-@pytest.mark.parametrize(
-    ("mounts", "expected"),
-    [
-        ("29 1 {device} / /data rw,relatime shared:1 - ext4 /dev/vda rw\n", True),
-        ("29 1 {device} / /data rw,relatime - xfs /dev/vda rw\n", True),
-        ("29 1 0:1 / / rw - ext4 /dev/vdb rw\n30 1 {device} / /data rw - btrfs /dev/vda rw\n", False),
-        ("29 1 {device} / / rw - overlay overlay rw\n", False),
-        ("29 1 0:1 / / rw - ext4 /dev/vdb rw\n", False),
-        ("nonsense\n", False),
-    ],
-)
-def test_files_without_a_name_only_where_a_flush_keeps_them(
-    tmp_path: Path, mounts: str, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = tmp_path.stat().st_dev
-    table = tmp_path / "mountinfo"
-    table.write_text(mounts.format(device=f"{os.major(device)}:{os.minor(device)}"))
-    monkeypatch.setattr(local_ops, "_MOUNTS", str(table))
-    assert FileOps().keeps_unnamed(str(tmp_path)) is expected
-    assert FileOps().keeps_unnamed(str(tmp_path / "missing")) is False
 
 
 def test_room_is_set_aside_for_large_files_only(tmp_path: Path) -> None:
@@ -225,12 +170,12 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
 
 
 def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
-    ops = RecordingOps(tmp_path)
-    storage = LocalStorage(tmp_path, ops=ops)
+    storage = LocalStorage(tmp_path)
     storage.create_if_absent("a/b/x", [b"1"])
     (tmp_path / "a/b/x").unlink()
     (tmp_path / "a/b").rmdir()
-    ops.calls.clear()
+    ops = RecordingOps(tmp_path)
+    storage._ops = ops
     storage.create_if_absent("a/b/y", [b"2"])
     assert storage.read("a/b/y") == b"2"
     assert ops.calls.index("fsync_dir a") < ops.calls.index("link a/b/TEMP a/b/y")
@@ -270,7 +215,7 @@ def test_sweep_takes_old_temporary_files_only(tmp_path: Path) -> None:
 
 
 def test_names_of_temporary_files_left_by_others_are_avoided(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path, ops=RecordingOps(tmp_path))
+    storage = LocalStorage(tmp_path)
     storage.create_if_absent("a/x", [b"1"])
     clash = tmp_path / "a" / f"{TEMP_PREFIX}{storage._token}-{os.getpid()}-1"
     clash.write_bytes(b"somebody's")
@@ -283,25 +228,21 @@ _KILLED = """
 import os, sys
 from rmq_spark.storage.local import FileOps, LocalStorage
 class Die(FileOps):
-    def keeps_unnamed(self, directory):
-        return sys.argv[2] == "unnamed"
     def link(self, source, target):
         os.kill(os.getpid(), 9)
 LocalStorage(sys.argv[1], ops=Die()).create_if_absent("a/x", [b"1" * 5000])
 """
 
 
-@pytest.mark.parametrize("left", [0, 1])
-def test_a_writer_killed_before_the_link_shows_nothing(tmp_path: Path, left: int) -> None:
-    kind = "named" if left else "unnamed"
-    child = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path), kind], check=False)
+def test_a_writer_killed_before_the_link_shows_nothing(tmp_path: Path) -> None:
+    child = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False)
     assert child.returncode == -signal.SIGKILL
     storage = LocalStorage(tmp_path)
     assert not storage.exists("a/x")
     assert list(storage.list("a")) == []
-    assert len(os.listdir(tmp_path / "a")) == left
+    assert len(os.listdir(tmp_path / "a")) == 1
     storage.create_if_absent("a/x", [b"2"])
-    assert storage.sweep_temp(0, SystemClock().now_ms() + 60_000) == left
+    assert storage.sweep_temp(0, SystemClock().now_ms() + 60_000) == 1
     assert os.listdir(tmp_path / "a") == ["x"]
 
 
