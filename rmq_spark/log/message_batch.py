@@ -6,15 +6,12 @@ whole columns; the only Python loops are over distinct topics and tags.
 
 from __future__ import annotations
 
-import functools
-import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import groupby, pairwise
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +20,9 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
+from rmq_spark.log.permute import MANY_ROWS, equal_width, is_constant, offsets_of, permute
 from rmq_spark.model import java_hash, names
 
-MANY_ROWS: Final = 20_000
-"""From so many rows on, a batch is prepared by two threads."""
 FEW_KINDS: Final = 16
 """Up to so many distinct tags are found by looking for each."""
 TAGS_PER_RUN_MAX: Final = 64
@@ -35,7 +31,6 @@ TAGS_PER_RUN_MAX: Final = 64
 Row = tuple[Any, ...]
 """One message: its values in the order of `schema.ROWS`."""
 
-Answer = TypeVar("Answer")
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
@@ -231,7 +226,7 @@ def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | N
     order = None
     if np.any(group[1:] < group[:-1]):
         order = _stable_order(topic, queue, len(topics), group)
-        batch = _permute(batch, order)
+        batch = permute(batch, order)
         group = group[order]
     steps = np.flatnonzero(group[1:] != group[:-1])
     starts = np.concatenate(([0], steps + 1))
@@ -320,95 +315,8 @@ def _stable_order(topic: I32, queue: I32, topics: int, group: I64) -> I64:
     return order
 
 
-def _permute(batch: pa.RecordBatch, order: I64) -> pa.RecordBatch:
-    """The rows in another order; columns with one value only (many are) need no work."""
-    indices = pa.array(order)
-
-    def permuted(column: pa.Array) -> pa.Array:
-        if _is_uniform(column):
-            return column
-        found = _take_equal_widths(column, order)
-        return column.take(indices) if found is None else found
-
-    # Taking a column is one long call that lets other threads run; small batches are not worth the hand-over.
-    body = meanwhile(permuted, batch.column(BODY), many=len(order) >= MANY_ROWS)
-    columns = [column if index == BODY else permuted(column) for index, column in enumerate(batch.columns)]
-    columns[BODY] = body()
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-
-
-def _take_equal_widths(column: pa.Array, order: I64) -> pa.Array | None:
-    """The rows of a text or binary column whose values all have the same length; None for any other column.
-
-    numpy moves items of one size several times quicker than Arrow moves values of any size.
-    """
-    if column.null_count or not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
-        return None
-    offsets = _offsets(column)
-    begin, width = int(offsets[0]), _equal_width(offsets)
-    if not width:
-        return None
-    values = np.frombuffer(column.buffers()[2], f"V{width}", len(column), begin)
-    # Memory from Arrow's pool, which keeps what it is given back. Arrays of numpy that live as long as the batch make
-    # malloc trim its heap after each append, and getting it again, page by page, costs more than the copying.
-    # A mode other than "raise" writes to `out` directly.
-    target = pa.allocate_buffer(width * len(column))
-    values.take(order, out=np.frombuffer(target, values.dtype), mode="clip")
-    ends = column.buffers()[1]  # the same in any order, unless the column is part of a longer one
-    if begin or column.offset:
-        ends = pa.allocate_buffer(4 * len(offsets))
-        np.subtract(offsets, begin, out=np.frombuffer(ends, np.int32))
-    return pa.Array.from_buffers(column.type, len(column), [None, ends, target], 0)
-
-
-def meanwhile(work: Callable[..., Answer], *args: object, many: bool) -> Callable[[], Answer]:
-    """Begin `work` in a second thread if there is much of it; what is returned waits for its answer, or does it now."""
-    if many:
-        try:
-            return _helper().submit(work, *args).result
-        except RuntimeError:  # the interpreter is about to end, or the system gives no more threads
-            return functools.partial(work, *args)
-    return functools.partial(work, *args)
-
-
-@cache
-def _helper() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="rmq-append")
-
-
-os.register_at_fork(after_in_child=_helper.cache_clear)  # threads do not survive a fork; a child starts its own
-
-
-def _offsets(column: pa.Array) -> I32:
-    """Where each value of a text or binary column begins, and where the last one ends."""
-    return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-
-
-def _equal_width(offsets: I32) -> int:
-    """The length of all values; 0 if they differ, or are empty."""
-    width = int(offsets[1] - offsets[0])
-    if int(offsets[-1] - offsets[0]) != width * (len(offsets) - 1) or np.any(offsets[1:] - offsets[:-1] != width):
-        return 0
-    return width
-
-
-def _is_uniform(column: pa.Array) -> bool:
-    if column.null_count:
-        return bool(column.null_count == len(column))
-    if pa.types.is_string(column.type):
-        return _is_constant(column)
-    if pa.types.is_map(column.type):
-        offsets = column.offsets
-        return bool(offsets[0].as_py() == offsets[-1].as_py())  # no row has any entry
-    if pa.types.is_binary(column.type):
-        return False
-    values = np.frombuffer(column.buffers()[1], f"i{column.type.bit_width // 8}")
-    numbers = values[column.offset : column.offset + len(column)]
-    return bool((numbers == numbers[0]).all())
-
-
 def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
-    if _is_constant(column):
+    if is_constant(column):
         return [column[0].as_py()], _NOT_NEEDED
     encoded = column.dictionary_encode()
     values = encoded.dictionary.to_pylist()
@@ -417,21 +325,6 @@ def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
     rank = np.empty(len(values), np.int32)
     rank[order] = np.arange(len(values), dtype=np.int32)
     return [values[index] for index in order], rank[codes]
-
-
-def _is_constant(column: pa.StringArray) -> bool:
-    """Whether all values are the same; several times quicker than a dictionary, and most batches have one topic."""
-    if column.null_count:
-        return False
-    offsets = _offsets(column)
-    width = int(offsets[1] - offsets[0])
-    data = memoryview(column.buffers()[2] or b"")[int(offsets[0]) : int(offsets[-1])]
-    if data[:width] != data[-width:]:  # most columns that differ at all differ here, and cost no pass
-        return False
-    if not _equal_width(offsets):
-        return False
-    same = np.frombuffer(data, np.uint8)
-    return bool((same[width:] == same[:-width]).all())  # each value equals the one before it
 
 
 def _tag_codes(tags: pa.StringArray, rows: I32) -> tuple[I32, I32]:
@@ -494,8 +387,8 @@ def _kinds(tags: pa.StringArray) -> tuple[pa.StringArray, npt.NDArray[Any]]:
 
 def _as_words(texts: pa.StringArray) -> npt.NDArray[Any] | None:
     """Texts that all have 1, 2, 4 or 8 bytes, as unsigned numbers; None for any other column."""
-    offsets = _offsets(texts)
-    width = _equal_width(offsets)
+    offsets = offsets_of(texts)
+    width = equal_width(offsets)
     if width not in (1, 2, 4, 8):
         return None
     return np.frombuffer(texts.buffers()[2], f"u{width}", len(texts), int(offsets[0]))

@@ -26,15 +26,14 @@ from rmq_spark.log.file_format import Blocks, FileMeta, pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.folds import FOLD_TOPICS
 from rmq_spark.log.message_batch import (
-    MANY_ROWS,
     MessageBatch,
     Row,
     Runs,
-    meanwhile,
     sort_into_runs,
     sort_rows,
     to_record_batch,
 )
+from rmq_spark.log.permute import MANY_ROWS, meanwhile
 from rmq_spark.model import java_hash
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage

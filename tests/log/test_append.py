@@ -903,7 +903,8 @@ _LATE = """
 import sys, threading, time
 import pyarrow as pa
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.message_batch import MANY_ROWS, MessageBatch
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.permute import MANY_ROWS
 from rmq_spark.storage.local import LocalStorage
 
 count = MANY_ROWS
