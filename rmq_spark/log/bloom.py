@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rmq_spark.log.permute import offsets_of
+
 PROBES: Final = 4
 BITS_PER_KEY: Final = 8
 _MULTIPLY: Final = 0x9E3779B97F4A7C15
@@ -44,7 +46,7 @@ def hash_strings(values: pa.StringArray) -> U64:
     count = len(values)
     if count == 0:
         return np.empty(0, np.uint64)
-    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + count + 1]
+    offsets = offsets_of(values)
     begin, total = int(offsets[0]), int(offsets[-1] - offsets[0])
     # Zero bytes around the data let every read stay inside the buffer.
     data = np.zeros(total + 16, np.uint8)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.permute import MANY_ROWS, equal_width, is_constant, offsets_of, permute
+from rmq_spark.log.permute import BODY, MANY_ROWS, equal_width, is_constant, offsets_of, permute
 from rmq_spark.model import java_hash, names
 
 FEW_KINDS: Final = 16
@@ -35,7 +35,6 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 _TAGS: Final = schema.ROWS.get_field_index("tags")
-BODY: Final = schema.ROWS.get_field_index("body")
 _STRUCT: Final = pa.struct(list(schema.ROWS))
 _ZERO: Final = np.frombuffer(bytes(4), np.int32)
 _NOT_NEEDED: Final = np.zeros(1, np.int32)  # as the codes of an only value: it is added to arrays of any length

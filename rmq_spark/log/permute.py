@@ -85,7 +85,7 @@ os.register_at_fork(after_in_child=_helper.cache_clear)  # threads do not surviv
 
 
 def offsets_of(column: pa.Array) -> I32:
-    """Where each value of a text or binary column begins, and where the last one ends."""
+    """Where each value of a column of texts, binaries or maps begins, and where the last one ends."""
     return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
 
 

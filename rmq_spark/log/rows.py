@@ -33,7 +33,7 @@ from rmq_spark.log.message_batch import (
     sort_rows,
     to_record_batch,
 )
-from rmq_spark.log.permute import MANY_ROWS, meanwhile
+from rmq_spark.log.permute import MANY_ROWS, equal_width, meanwhile, offsets_of
 from rmq_spark.model import java_hash
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -118,9 +118,9 @@ def _key_bloom_and_ids(batch: pa.RecordBatch) -> tuple[bytes, str, str]:
 
 def _id_range(ids: pa.StringArray) -> tuple[str, str]:
     """Least and greatest id."""
-    offsets = np.frombuffer(ids.buffers()[1], np.int32)[ids.offset : ids.offset + len(ids) + 1]
+    offsets = offsets_of(ids)
     low, high = int(offsets[0]), int(offsets[-1])
-    if high - low != _ID_BYTES * len(ids) or np.any(np.diff(offsets) != _ID_BYTES):
+    if equal_width(offsets) != _ID_BYTES:
         found = pc.min_max(ids)
         return found["min"].as_py(), found["max"].as_py()
     # RocketMQ's ids are 32 digits: four big-endian words compare like the text, in a fraction of the time.
@@ -191,8 +191,7 @@ def cut(
     most = run_bytes if steps is not None else run_bytes + run_bytes // 4
     if count == 1 or total <= (block_bytes if len(run_rows) > 1 else most):
         return [batch]
-    body = batch.column("body")
-    offsets = np.frombuffer(body.buffers()[1], np.int32)[body.offset : body.offset + count + 1]
+    offsets = offsets_of(batch.column("body"))
     spare = max(1, (int(total) - int(offsets[-1] - offsets[0])) // count)
 
     def weight(row: int) -> int:

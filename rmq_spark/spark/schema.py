@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 from rmq_spark.client.compression import decompress
 from rmq_spark.errors import CorruptDataError, InvalidRequestError
 from rmq_spark.log import schema
+from rmq_spark.log.permute import offsets_of
 
 READ_SCHEMA: Final = StructType(
     [
@@ -152,7 +153,7 @@ def _null_if_empty(maps: pa.MapArray) -> pa.MapArray:
 
     A quarter of the time of reading messages without properties, which Kafka's connector leaves null for that.
     """
-    offsets = np.frombuffer(maps.buffers()[1], np.int32)[maps.offset : maps.offset + len(maps) + 1]
+    offsets = offsets_of(maps)
     if len(maps) == 0 or offsets[0] == offsets[-1]:
         return _no_maps(len(maps), maps.type)
     filled = offsets[1:] != offsets[:-1]
