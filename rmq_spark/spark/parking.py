@@ -32,7 +32,20 @@ class Parked:
     """Properties that say when they are due, and where they go then."""
 
 
-def park(columns: Columns, topic: pa.Array, queue: I64, now: int, faults: Faults) -> Parked | None:
+def check_delays(columns: Columns, now: int, faults: Faults) -> None:
+    """Mark rows that nobody could park."""
+    level = numbers_of(columns, "delayTimeLevel")
+    if level is not None:
+        wrong = (level < 0) | (level > delays.LEVELS_MAX)
+        faults.mark(wrong, f"its delayTimeLevel is not 0 (no delay) to {delays.LEVELS_MAX}")
+    deliver = numbers_of(columns, "deliverTimestamp")
+    if deliver is not None:
+        late = deliver > now if level is None else (deliver > now) & (level <= 0)
+        far = late & (np.where(late, deliver, now) - now > delays.TIMER_AHEAD_MAX_MS)
+        faults.mark(far, "its delivery is over 3 days ahead")
+
+
+def park(columns: Columns, topic: pa.Array, queue: I64, now: int) -> Parked | None:
     """Park rows with a delay level or a delivery time after `now`; None when no row has either.
 
     A delay level goes before a delivery time. A time that has passed leaves a row where it is.
@@ -51,8 +64,6 @@ def park(columns: Columns, topic: pa.Array, queue: I64, now: int, faults: Faults
     if deliver is not None:
         timed = columns["deliverTimestamp"].is_valid().to_numpy(zero_copy_only=False) & ~waits
         late = timed & (deliver > now)
-        far = late & (np.where(late, deliver, now) - now > delays.TIMER_AHEAD_MAX_MS)
-        faults.mark(far, "its delivery is over 3 days ahead")
         place.parts.append(_numbered(properties.TIMER_DELIVER_MS, deliver, timed))
         place.parts.append(_numbered(properties.TIMER_OUT_MS, _due(deliver), late))
         topic = pc.if_else(pa.array(late), delays.TIMER_TOPIC, topic)

@@ -17,14 +17,14 @@ from rmq_spark.client.compression import compress_column
 from rmq_spark.clock import Clock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.model import delays, names, properties
+from rmq_spark.model import names, properties
 from rmq_spark.model.java_hash import java_hashes
 from rmq_spark.model.message_id import UniqueIds, own_address
 from rmq_spark.spark import bad_rows, pairs
 from rmq_spark.spark.bad_rows import Faults, is_blank, repair_text
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.pairs import Pairs
-from rmq_spark.spark.parking import park
+from rmq_spark.spark.parking import check_delays, park
 from rmq_spark.spark.sink_columns import Columns, numbers_of
 from rmq_spark.spark.sink_plan import SinkPlan
 
@@ -80,10 +80,12 @@ class RowMaker:
         columns = dict(columns)
         _check_texts(columns, faults)
         _check_values(columns, faults)
+        now = self._clock.now_ms()
+        check_delays(columns, now, faults)
         given = _user_pairs(columns, faults)
         targets = self._targets(columns, faults)
         queue = self._route(columns, targets, _sharding(columns, given), faults)
-        stored = self._place(columns, targets, queue, given, faults)
+        stored = self._place(columns, targets, queue, given, faults, now=now)
         if faults.any and self._options.bad_records_topic is None:
             raise faults.error(columns, self._options.topic)
         self._note_queues(targets, queue, faults)
@@ -190,18 +192,19 @@ class RowMaker:
 
     # ------------------------------------------------------------ what is stored
 
-    def _place(self, columns: Columns, targets: Targets, queue: I64, given: Pairs | None, faults: Faults) -> pa.Table:
+    def _place(
+        self, columns: Columns, targets: Targets, queue: I64, given: Pairs | None, faults: Faults, *, now: int
+    ) -> pa.Table:
         """The rows as they are stored: those with a delay are parked in a topic of the engine."""
         count = len(queue)
         if len(targets.topics) == 1:
             topic = pa.repeat(pa.scalar(targets.topics[0], pa.string()), count)
         else:
             topic = pa.DictionaryArray.from_arrays(pa.array(targets.code), pa.array(targets.topics)).cast(pa.string())
-        now = self._clock.now_ms()
         parts = [] if given is None else [given]
         if "shardingKey" in columns:
             parts.append(pairs.constant(properties.SHARDING_KEY, columns["shardingKey"]))
-        parked = park(columns, topic, queue, now, faults)
+        parked = park(columns, topic, queue, now)
         if parked is not None:
             topic, queue = parked.topic, parked.queue
             parts += parked.parts
@@ -329,9 +332,6 @@ def _check_values(columns: Columns, faults: Faults) -> None:
             faults.mark(is_blank(columns[name]), f"its {name} is blank; leave it null")
     if (flag := numbers_of(columns, "flag")) is not None:
         faults.mark(flag != flag.astype(np.int32), "its flag does not fit 32 bits")
-    if (level := numbers_of(columns, "delayTimeLevel")) is not None:
-        wrong = (level < 0) | (level > delays.LEVELS_MAX)
-        faults.mark(wrong, f"its delayTimeLevel is not 0 (no delay) to {delays.LEVELS_MAX}")
 
 
 def _user_pairs(columns: Columns, faults: Faults) -> Pairs | None:
