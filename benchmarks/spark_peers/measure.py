@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from spark_peers.settle import Settler
+
 
 @dataclass(kw_only=True)
 class Scenario:
@@ -33,10 +35,12 @@ class Aim:
 
 def interleave(scenario, rounds, warm=1):
     """Seconds of every run by peer. Each round takes all peers in turn, every second one backwards."""
+    settle = Settler()
     times = {peer: [] for peer in scenario.runs}
     for turn in range(rounds + warm):
         peers = list(scenario.runs)
         for peer in peers if turn % 2 == 0 else reversed(peers):
+            settle()
             started = time.perf_counter()
             scenario.runs[peer]()
             if turn >= warm:

@@ -68,10 +68,6 @@ SCHEMAS: Final = {
 }
 """Columns by kind of file; a file with any other columns is foreign or damaged."""
 
-_HEADS: Final = {kind: ipc_file.HEAD + schema.serialize().to_pybytes() for kind, schema in SCHEMAS.items()}
-"""How every file of a kind begins: the magic and the bare schema."""
-_HEAD_SUMS: Final = {kind: crc32(head) for kind, head in _HEADS.items()}
-
 _DOC_STEP: Final = 64
 """Documents are padded with spaces to a multiple of this."""
 _DOC_CACHED: Final = 4096
@@ -158,7 +154,7 @@ def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
     text = _JSON.encode(full).encode()
     text += b" " * (-len(text) % _DOC_STEP)  # so that there are few lengths, and a footer to copy for each
     digest = hashlib.blake2b(text, digest_size=16).hexdigest()
-    head = _HEADS[blocks.kind]
+    head, crc = _head(blocks.kind)
     at = len(head)
     places = []
     for message in blocks.messages:
@@ -167,7 +163,6 @@ def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
         places.append((at, body, size - body))
         at += size
     tail = _tail(blocks.kind, text, digest, places)
-    crc = _HEAD_SUMS[blocks.kind]
     if blocks.table is None:
         for message in blocks.messages:
             crc = crc32(message, crc)
@@ -175,6 +170,13 @@ def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
     tail[digits_at : digits_at + 8] = b"%08x" % crc32(tail, crc)
     pieces: list[memoryview | bytes] = [head, *(memoryview(message) for message in blocks.messages), bytes(tail)]
     return Encoded(pieces, digest, at + len(tail))
+
+
+@cache
+def _head(kind: str) -> tuple[bytes, int]:
+    """How every file of a kind begins, the magic and the bare schema, and the CRC-32 of that."""
+    head = ipc_file.HEAD + SCHEMAS[kind].serialize().to_pybytes()
+    return head, crc32(head)
 
 
 def _tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int, int]]) -> bytearray:

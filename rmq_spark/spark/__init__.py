@@ -1,5 +1,12 @@
 """Spark's data source: `format("rocketmq")` for batch and streams, read and write."""
 
-from rmq_spark.spark.listener import track
+from typing import TYPE_CHECKING
+
+from rmq_spark.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from rmq_spark.spark.listener import track
 
 __all__ = ["track"]
+
+__getattr__ = lazy_names(__name__, {"track": "rmq_spark.spark.listener"})

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from rmq_spark import filter as filters
 from rmq_spark.client.store import AUTO_CREATE_QUEUES
 from rmq_spark.errors import InvalidRequestError
-from rmq_spark.filter import FilterSyntaxError, compile_sql, compile_tags
 from rmq_spark.model import names
 from rmq_spark.spark import option_values as values
 from rmq_spark.spark.bounds import (
@@ -271,12 +271,12 @@ def _expression(given: Mapping[str, str], name: str) -> str | None:
         return None
     try:
         if name == "filter":
-            compile_sql(given[name])
-        elif compile_tags(given[name]).tags is None:
+            filters.compile_sql(given[name])
+        elif filters.compile_tags(given[name]).tags is None:
             return None
-    except FilterSyntaxError as error:
+    except filters.FilterSyntaxError as error:
         near = error.context.get("near", "")
-        raise FilterSyntaxError(
+        raise filters.FilterSyntaxError(
             f"option {name}: {error.args[0]}", position=error.position, expected=error.expected, near=near
         ) from error
     return given[name]

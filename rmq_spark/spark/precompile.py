@@ -9,6 +9,9 @@ So the compiled modules are put into it, pyspark's own tests, two thirds of the 
 says that its parts are in the directory of the installed pyspark, as long as the archive lies in that directory.
 Shipped to other machines, the archive is as complete as before.
 
+Where Python is told to write no bytecode (`PYTHONDONTWRITEBYTECODE`, as in many containers), a project used from
+its sources is compiled anew in every process, too: so this project's own modules are compiled here as well.
+
     python -m rmq_spark.spark.precompile
 
 does it once, for the pyspark of this interpreter; again after an upgrade of pyspark or Python. `make setup` runs it.
@@ -17,6 +20,7 @@ does it once, for the pyspark of this interpreter; again after an upgrade of pys
 from __future__ import annotations
 
 import ast
+import compileall
 import importlib.util
 import os
 import py_compile
@@ -26,6 +30,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
+_OWN: Final = ("rmq_spark", "pyspark_rocketmq")
 _PACKAGE: Final = "pyspark/__init__.py"
 _MARK: Final = b"# Added by rmq_spark.spark.precompile"
 _REDIRECT: Final = (
@@ -107,10 +112,20 @@ def _compile(name: str, source: bytes) -> bytes:
         return compiled.read_bytes()
 
 
+def compile_own() -> bool:
+    """Compile this project's modules where that was not done since they changed; False if some cannot be written."""
+    specs = [importlib.util.find_spec(name) for name in _OWN]
+    places = [place for spec in specs if spec is not None for place in spec.submodule_search_locations or ()]
+    compiled = [compileall.compile_dir(place, quiet=2) for place in places]
+    return all(compiled)
+
+
 def main() -> int:
-    """Compile the archive of the installed pyspark."""
+    """Compile the archive of the installed pyspark, and this project's own modules."""
     import pyspark
 
+    if not compile_own():
+        sys.stdout.write("some modules of rmq-spark could not be compiled: their directory cannot be written\n")
     archive = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
     if not archive.exists():
         sys.stdout.write("this pyspark has no archive of itself: nothing to do\n")

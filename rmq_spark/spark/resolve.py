@@ -14,7 +14,6 @@ from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.state import LogState
-from rmq_spark.log.time_search import TimeSearch
 from rmq_spark.log.view import LogView
 from rmq_spark.spark.bounds import (
     EARLIEST,
@@ -158,6 +157,8 @@ def _offsets_at(log: CommitLog, queues: list[QueueBounds], bound: TimestampsByQu
         ms = bound.find(queue.topic, log.broker, queue.queue)
         if ms is not None:
             by_time.setdefault(ms, []).append((queue.topic, queue.queue))
+    from rmq_spark.log.time_search import TimeSearch  # few reads need it, and a stream's start waits for imports
+
     search = TimeSearch(log)
     return {place: offset for ms, places in by_time.items() for place, offset in search.search(places, ms).items()}
 

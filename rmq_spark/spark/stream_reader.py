@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -26,7 +26,6 @@ from rmq_spark.client.store import Store
 from rmq_spark.clock import SystemClock
 from rmq_spark.errors import InvalidRequestError, RmqError
 from rmq_spark.spark.batch_reader import TaskPartition
-from rmq_spark.spark.group_progress import GroupProgress
 from rmq_spark.spark.log_cursor import LogCursor
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task
@@ -36,6 +35,9 @@ from rmq_spark.spark.stream_offset import Position, StreamOffset, subscription_j
 from rmq_spark.spark.stream_start import resolve_start
 from rmq_spark.spark.subscription import check_topics
 from rmq_spark.spark.task_reader import read_task, reads_little
+
+if TYPE_CHECKING:
+    from rmq_spark.spark.group_progress import GroupProgress
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +117,7 @@ class _Planner:
         """With Trigger.AvailableNow: where the query ends."""
         self._waiting_since = self._clock.elapsed_ns()
         self._starts: tuple[str, QueueStarts] | None = None
-        self._progress = GroupProgress(self._store, options.consumer_group) if options.consumer_group else None
+        self._progress = _progress(self._store, options.consumer_group)
         self._has_begun = False
         """Whether this run of the query has looked for new messages yet."""
 
@@ -286,3 +288,11 @@ class _Planner:
         if self._starts is None or self._starts[0] != name:
             self._starts = (name, read_starts(self._store.storage, name))
         return self._starts[1]
+
+
+def _progress(store: Store, group: str | None) -> GroupProgress | None:
+    if group is None:
+        return None
+    from rmq_spark.spark.group_progress import GroupProgress  # not every stream has a group
+
+    return GroupProgress(store, group)

@@ -5,7 +5,6 @@ A task opens no log. It gets the files by name; only when one has been rolled aw
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
 from functools import cache, cached_property
@@ -16,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rmq_spark import filter as filters
 from rmq_spark.clock import SystemClock
-from rmq_spark.filter import Filter, TagFilter, compile_sql, compile_tags
 from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import MetaCache
 from rmq_spark.log.view import LogView
+from rmq_spark.spark.collector import spare_imports
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task
 from rmq_spark.spark.schema import Shape, join_small
@@ -72,16 +72,6 @@ def _metas() -> MetaCache:
     return MetaCache(CACHED_FILES)
 
 
-@cache
-def _spare_collector() -> None:
-    """Take what the imports made out of the garbage collector's sight, once a process.
-
-    Spark's worker looks for garbage after every task, before it takes the next one; with all modules in sight that
-    takes longer than a small task.
-    """
-    gc.freeze()
-
-
 def reads_little(options: ReadOptions, shape: Shape) -> bool:
     """Whether tasks read little of most messages."""
     return options.has_filter or "body" not in shape.columns
@@ -96,7 +86,7 @@ def read_task(
         DataExpiredError: retention deleted some of them meanwhile, and `failOnDataLoss` is true.
         CorruptDataError: a file is damaged.
     """
-    _spare_collector()
+    spare_imports()
     files = LogFiles(_storage(options.store, tuple(sorted(options.storage_options.items()))), task.broker)
     stats = scan.ScanStats()
     query = _query(options, shape, task, from_ms, to_ms)
@@ -116,21 +106,21 @@ def read_task(
 
 
 def _query(options: ReadOptions, shape: Shape, task: Task, from_ms: int | None, to_ms: int | None) -> scan.Query:
-    filters: list[Filter] = []
+    chosen: list[filters.Filter] = []
     codes = None
     if options.tags is not None:
-        tags: TagFilter = compile_tags(options.tags)
+        tags = filters.compile_tags(options.tags)
         codes = tags.codes
-        filters.append(tags)
+        chosen.append(tags)
     if options.sql is not None:
-        filters.append(compile_sql(options.sql))
+        chosen.append(filters.compile_sql(options.sql))
 
     def predicate(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        masks = [wanted.mask(batch).to_numpy(zero_copy_only=False) for wanted in filters]
+        masks = [wanted.mask(batch).to_numpy(zero_copy_only=False) for wanted in chosen]
         both: npt.NDArray[np.bool_] = np.logical_and.reduce(masks)
         return both
 
-    columns = tuple(sorted(set().union(*(wanted.columns for wanted in filters)))) if filters else ()
+    columns = tuple(sorted(set().union(*(wanted.columns for wanted in chosen)))) if chosen else ()
     return scan.Query(
         ranges=_ranges(task),
         from_ms=from_ms,
@@ -139,8 +129,8 @@ def _query(options: ReadOptions, shape: Shape, task: Task, from_ms: int | None, 
         keys=frozenset(options.keys),
         msg_id=options.msg_id,
         # An expression such as `1 = 1` looks at no column; the scan needs one to know how many rows there are.
-        predicate=predicate if filters else None,
-        predicate_columns=columns or ("queueId",) if filters else (),
+        predicate=predicate if chosen else None,
+        predicate_columns=columns or ("queueId",) if chosen else (),
         columns=shape.columns,
         skip_expired=not options.fail_on_data_loss,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import zipfile
@@ -11,7 +12,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from rmq_spark.spark.precompile import precompile
+from rmq_spark.spark import precompile as module
+from rmq_spark.spark.precompile import compile_own, precompile
 
 _SOURCES = {
     "pkg/__init__.py": "",
@@ -163,3 +165,36 @@ def test_the_installed_pyspark_starts_from_its_directory() -> None:
     home = Path(pyspark.__file__).parent
     code = "import pyspark, pyspark.worker_util as part; print(pyspark.__version__, part.__file__)"
     assert _run(home / "python" / "lib" / "pyspark.zip", code) == f"{pyspark.__version__} {home}/worker_util.py"
+
+
+def _own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    package = tmp_path / "some_own_package"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "inner" / "part.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(module, "_OWN", ("some_own_package",))
+    return package
+
+
+def test_the_projects_own_modules_are_compiled_although_python_is_told_to_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = _own_package(tmp_path, monkeypatch)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    compiled = Path(importlib.util.cache_from_source(str(package / "inner" / "part.py")))
+    assert compile_own()
+    before = compiled.read_bytes()
+    assert compile_own()
+    assert compiled.read_bytes() == before
+    (package / "inner" / "part.py").write_text("VALUE = 'another'\n")
+    os.utime(package / "inner" / "part.py", (0, 0))  # another second: Python looks no closer
+    assert compile_own()
+    assert compiled.read_bytes() != before
+
+
+def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = _own_package(tmp_path, monkeypatch)
+    (package / "inner" / "__pycache__").write_text("in the way")
+    assert not compile_own()
+    assert list((package / "__pycache__").iterdir())  # the others are compiled

@@ -31,7 +31,7 @@ from rmq_spark.client.compression import compress
 from rmq_spark.errors import CorruptDataError, InvalidRequestError
 from rmq_spark.log import schema as log_schema
 from rmq_spark.log.scan import Query
-from rmq_spark.spark import task_reader
+from rmq_spark.spark import collector
 from rmq_spark.spark.schema import READ_SCHEMA, join_small, shape_of
 
 TYPES: dict[str, list[DataType]] = {
@@ -341,7 +341,7 @@ def test_a_worker_hides_what_it_imported_from_the_collector_once() -> None:
     world = World.create()
     world.store.create_topic("t", queues=1)
     world.send("t")
-    task_reader._spare_collector.cache_clear()
+    collector.spare_imports.cache_clear()
     gc.unfreeze()
     try:
         read_rows(world.options(topic="t"))
@@ -351,3 +351,18 @@ def test_a_worker_hides_what_it_imported_from_the_collector_once() -> None:
         assert gc.get_freeze_count() <= hidden, "what tasks make stays in sight"
     finally:
         gc.unfreeze()
+
+
+def test_nobody_looks_for_garbage_while_modules_are_imported() -> None:
+    assert gc.isenabled()
+    with pytest.raises(ImportError), collector.importing():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collector.importing():
+            pass
+        assert not gc.isenabled(), "as it was"
+    finally:
+        gc.enable()
