@@ -94,7 +94,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=4_000_000, help="messages of 100 bytes (default 4,000,000)")
     parser.add_argument("--big-rows", type=int, default=500_000, help="messages of 1,000 bytes (default 500,000)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds after one that is not counted (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help=f"rounds after the first {measure.WARM} (default 5)")
     parser.add_argument("--batches", type=int, default=40, help="micro-batches to measure (default 40)")
     parser.add_argument("--only", action="append", choices=[*SCENARIOS, MICRO], help="only this; may be repeated")
     parser.add_argument("--skip-kafka", action="store_true", help="leave Kafka out; nothing of it is fetched")

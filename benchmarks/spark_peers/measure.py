@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_peers.settle import Settler
+from _settle import Settler
 
 
 @dataclass(kw_only=True)
@@ -33,7 +33,11 @@ class Aim:
     least: float
 
 
-def interleave(scenario, rounds, warm=1):
+WARM = 3
+"""Rounds that are not counted: Java goes on compiling a path for the first few of them, some seconds apart."""
+
+
+def interleave(scenario, rounds, warm=WARM):
     """Seconds of every run by peer. Each round takes all peers in turn, every second one backwards."""
     settle = Settler()
     times = {peer: [] for peer in scenario.runs}

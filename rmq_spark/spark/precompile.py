@@ -7,7 +7,7 @@ archive's list of entries over and over, once for each package that it has impor
 
 So the compiled modules are put into it, pyspark's own tests, two thirds of the entries, are left out, and its package
 says that its parts are in the directory of the installed pyspark, as long as the archive lies in that directory.
-Shipped to other machines, the archive is as complete as before.
+Shipped to other machines, the archive is as complete as before. The archive of py4j beside it is compiled, too.
 
 Where Python is told to write no bytecode (`PYTHONDONTWRITEBYTECODE`, as in many containers), a project used from
 its sources is compiled anew in every process, too: so this project's own modules are compiled here as well.
@@ -121,17 +121,18 @@ def compile_own() -> bool:
 
 
 def main() -> int:
-    """Compile the archive of the installed pyspark, and this project's own modules."""
+    """Compile the archives of the installed pyspark (itself, and py4j), and this project's own modules."""
     import pyspark
 
     if not compile_own():
         sys.stdout.write("some modules of rmq-spark could not be compiled: their directory cannot be written\n")
-    archive = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
-    if not archive.exists():
+    archives = sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("py*.zip"))
+    if not archives:
         sys.stdout.write("this pyspark has no archive of itself: nothing to do\n")
-        return 0
-    count = precompile(archive)
-    sys.stdout.write(f"compiled {count} modules of pyspark\n" if count else "pyspark is compiled already\n")
+    for archive in archives:
+        count = precompile(archive)
+        what = f"compiled {count} modules of" if count else "nothing to compile in"
+        sys.stdout.write(f"{what} {archive.name}\n")
     return 0
 
 

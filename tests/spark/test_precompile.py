@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,7 +14,7 @@ import pyspark
 import pytest
 
 from rmq_spark.spark import precompile as module
-from rmq_spark.spark.precompile import compile_own, precompile
+from rmq_spark.spark.precompile import compile_own, main, precompile
 
 _SOURCES = {
     "pkg/__init__.py": "",
@@ -198,3 +199,25 @@ def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch:
     (package / "inner" / "__pycache__").write_text("in the way")
     assert not compile_own()
     assert list((package / "__pycache__").iterdir())  # the others are compiled
+
+
+def test_the_command_compiles_every_archive_that_spark_puts_on_the_path(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _own_package(tmp_path, monkeypatch)
+    monkeypatch.setattr(pyspark, "__file__", str(tmp_path / "installed" / "__init__.py"))
+    assert main() == 0
+    assert "nothing to do" in capsys.readouterr().out
+    place = tmp_path / "installed" / "python" / "lib"
+    place.mkdir(parents=True)
+    for name in ("pyspark.zip", "py4j-1.2-src.zip"):
+        shutil.copy(archive, place / name)
+    assert main() == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "compiled 2 modules of py4j-1.2-src.zip",
+        "compiled 2 modules of pyspark.zip",
+    ]
+    for name in ("pyspark.zip", "py4j-1.2-src.zip"):
+        assert _run(place / name, "import pkg.part as p; print(p.__file__[-4:])") == ".pyc"
+    assert main() == 0
+    assert "nothing to compile in pyspark.zip" in capsys.readouterr().out

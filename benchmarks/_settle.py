@@ -1,15 +1,17 @@
 """The machine before each run: nothing left to be written, and little memory that nobody uses.
 
 Some peers wait for the disk and some do not: one that waits must not wait for the bytes of the others. And on a virtual
-machine, memory that is free goes back to the host: whoever uses it next waits for it, seconds a gigabyte (write more
-than is free of late, and see). A machine that has been up for a while has its memory full of files; so has this one.
+machine, memory that is free may go back to the host, and whoever uses it next waits for it, much longer than for the
+disk. A machine that has been up for a while has its memory full of files; so has this one, then.
 """
 
 import os
 import tempfile
 
 FREE_BYTES = 1_500_000_000
+"""What is left free: enough for what a run asks for itself."""
 _STEP = 1 << 20
+_MEMORY = "/proc/meminfo"
 
 
 class Settler:
@@ -32,6 +34,8 @@ class Settler:
 
 
 def free_bytes():
-    """Memory that nothing is in, not even a file's content."""
-    with open("/proc/meminfo") as lines:
+    """Memory that nothing is in, not even a file's content; 0 where only Linux would know."""
+    if not os.path.exists(_MEMORY):
+        return 0
+    with open(_MEMORY) as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("MemFree:")) * 1024
