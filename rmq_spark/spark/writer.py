@@ -32,7 +32,9 @@ from rmq_spark.storage import paths
 
 FILE_BYTES: Final = 16 * 1024 * 1024
 """Bytes of rows that a task gathers before it writes them as a file; bounds its memory. A task waits for the flush of
-its last file, with nothing else to do: the smaller that one is, the better (64 MB: a sixth slower)."""
+its last file, with nothing else to do: the smaller that one is, the better."""
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A task that has written much writes larger files, up to this: the driver reads something of each."""
 ROW_BYTES: Final = 90
 """What a row weighs in a file beside the columns that it came with: ids, times, offsets."""
 
@@ -160,13 +162,14 @@ def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[list[pa.RecordBatch], bool]]:
     """Batches in groups that are worth a file (Spark's own have 10,000 rows), and whether a group is the last."""
     group: list[pa.RecordBatch] = []
-    size = 0
+    size = before = 0
     for batch in batches:
         if batch.num_rows == 0:
             continue
         weight = batch.nbytes + ROW_BYTES * batch.num_rows
-        if group and size + weight > FILE_BYTES:
+        if group and size + weight > min(max(FILE_BYTES, before // 4), FILE_BYTES_MAX):
             yield group, False
+            before += size
             group, size = [], 0
         group.append(batch)
         size += weight

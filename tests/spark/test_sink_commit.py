@@ -118,6 +118,15 @@ def test_a_large_task_writes_several_files_and_keeps_its_order(store: Store, mon
     assert texts(store) == wanted
 
 
+def test_files_grow_with_what_a_task_has_written() -> None:
+    rows = batch_of(body=pa.array([b"x" * (2 << 20)], pa.binary()))
+    groups = [len(group) for group, _ in writer._gathered(iter([rows] * 400))]
+    assert groups[:4] == [7, 7, 7, 7], "16 MB: a short task waits for the flush of little"
+    assert max(groups) == 31, "64 MB: a long one does not leave thousands of files"
+    assert groups[:-1] == sorted(groups[:-1])
+    assert sum(groups) == 400
+
+
 def test_a_write_without_rows_does_nothing(store: Store) -> None:
     before = store.nameserver.refresh().state.offset
     write(options_of(store), bodies(), bodies())
