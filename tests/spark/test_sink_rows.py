@@ -310,6 +310,13 @@ def test_rows_of_many_topics_are_dealt_out_by_topic() -> None:
     assert queues_of(row_maker, 1) == [2], "it goes on where it ended"
 
 
+def test_rows_that_cannot_be_delivered_take_no_turn() -> None:
+    far = [{"body": b"x", "deliverTimestamp": NOW + 3 * DAY + 1}] * 6
+    found = make([*far, {"body": b"a"}, {"body": b"b"}], topic="t", bad_records_topic="bad")
+    assert [(row["topic"], row["queueId"]) for row in found[:2]] == [("t", 1), ("t", 2)]
+    assert {row["topic"] for row in found[2:]} == {"bad"}
+
+
 def test_order_within_a_queue_is_kept_through_the_file() -> None:
     rng = np.random.default_rng(7)
     rows = [{"body": f"{number}".encode(), "queueId": int(rng.integers(0, 4)), "topic": "t"} for number in range(500)]
