@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 from _settle import Settler
 
@@ -39,7 +40,7 @@ WARM = 3
 
 def interleave(scenario, rounds, warm=WARM):
     """Seconds of every run by peer. Each round takes all peers in turn, every second one backwards."""
-    settle = Settler()
+    settle = _settler()
     times = {peer: [] for peer in scenario.runs}
     for turn in range(rounds + warm):
         peers = list(scenario.runs)
@@ -51,6 +52,12 @@ def interleave(scenario, rounds, warm=WARM):
                 times[peer].append(time.perf_counter() - started)
             scenario.after.get(peer, lambda: None)()
     return times
+
+
+@cache
+def _settler():
+    """One for all scenarios: what fills the memory goes with it, and takes a while to come back."""
+    return Settler()
 
 
 def show(scenario, times):

@@ -115,8 +115,8 @@ def split_keys(keys: pa.StringArray) -> pa.StringArray:
 
 
 def _has_space(keys: pa.StringArray) -> bool:
-    offsets = np.frombuffer(keys.buffers()[1], np.int32)
-    low, high = offsets[keys.offset], offsets[keys.offset + len(keys)]
+    offsets = offsets_of(keys)
+    low, high = offsets[0], offsets[-1]
     return low < high and bool((np.frombuffer(keys.buffers()[2], np.uint8)[low:high] == ord(" ")).any())
 
 

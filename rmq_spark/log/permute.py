@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from typing import Final, TypeVar
 
@@ -69,10 +70,8 @@ def _take_equal_widths(column: pa.Array, order: I64) -> pa.Array | None:
 def meanwhile(work: Callable[..., Answer], *args: object, many: bool) -> Callable[[], Answer]:
     """Begin `work` in a second thread if there is much of it; what is returned waits for its answer, or does it now."""
     if many:
-        try:
+        with suppress(RuntimeError):  # the interpreter is about to end, or the system gives no more threads
             return _helper().submit(work, *args).result
-        except RuntimeError:  # the interpreter is about to end, or the system gives no more threads
-            return functools.partial(work, *args)
     return functools.partial(work, *args)
 
 
