@@ -15,13 +15,15 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "spark.py"
 SCENARIOS = [
     "batch read, all columns, 100 B",
     "batch read, two columns, 100 B",
-    "stream, AvailableNow, 100 B",
+    "stream, all columns, 100 B",
+    "stream, Kafka's columns, 100 B",
     "batch write, 100 B",
     "count of a tag, 1 %, 100 B",
     "count of a time slice, 1 %, 100 B",
     "batch read, all columns, 1 KB",
     "batch read, two columns, 1 KB",
-    "stream, AvailableNow, 1 KB",
+    "stream, all columns, 1 KB",
+    "stream, Kafka's columns, 1 KB",
     "batch write, 1 KB",
     "micro-batch at 100 messages/s",
 ]
