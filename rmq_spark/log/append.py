@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,6 @@ from rmq_spark.errors import (
     StorageFullError,
     UnavailableError,
 )
-from rmq_spark.log import file_format
 from rmq_spark.log.file_format import Encoded, FileMeta, pack
 from rmq_spark.log.folds import RowFiles, SinkBatches
 from rmq_spark.log.message_batch import Runs
@@ -269,7 +268,7 @@ class Appender:
         attempt.slot = state.offset
         attempt.store_ms = self._stamp(state)
         attempt.bases = state.queues.number(attempt.rows.runs, attempt.rows.parts)
-        encoded, doc = self._encode(attempt, state, app)
+        encoded = self._encode(attempt, state, app)
         durable = self._settings.flush is Flush.SYNC
         if durable and state.durable < state.offset and not self._settle_predecessors(state):
             return None
@@ -284,7 +283,7 @@ class Appender:
             # The slot is below the floor: either we slept after landing there, or landed in a freed name.
             # The state was loaded anew, and `_judge` has found out which.
             return None
-        meta = FileMeta(path, doc, encoded.digest, encoded.size, 0)
+        meta = FileMeta(path, encoded.tail.doc, encoded.tail.digest, encoded.tail.file_size, 0)
         # The encoder's own arrays stand in for the ones a reader would decode.
         meta.__dict__["runs"] = attempt.rows.runs
         view.take_own(meta, encoded)
@@ -298,7 +297,7 @@ class Appender:
             # From here on an interrupt leaves it open whether the file is there; an error that says no settles it.
             before, attempt.unclear = attempt.unclear, True
             try:
-                self._view.storage.create_if_absent(path, encoded.pieces, durable=durable)
+                self._view.storage.create_if_absent(path, encoded, durable=durable)
             except OutcomeUnknownError:
                 # It may be there, or arrive later: only this name, with these bytes, may be tried now.
                 if self._clock.elapsed_ns() > deadline:
@@ -388,9 +387,8 @@ class Appender:
         if gone := [name for name in files if not self._view.storage.exists(paths.data_file(place, name))]:
             raise PreconditionFailedError("row files are gone; write them again", files=gone[:5])
 
-    def _encode(self, attempt: Attempt, state: LogState, app: tuple[str, int] | None) -> tuple[Encoded, dict[str, Any]]:
-        doc: dict[str, Any] = {
-            **attempt.rows.doc,
+    def _encode(self, attempt: Attempt, state: LogState, app: tuple[str, int] | None) -> Encoded:
+        place = {
             "broker": self._view.broker,
             "first": attempt.slot,
             "ts": attempt.store_ms,
@@ -403,9 +401,8 @@ class Appender:
             "base": pack(attempt.bases),
         }
         if app is not None:
-            doc["app"] = list(app)
-        encoded = file_format.encode(attempt.rows.blocks, doc)
-        return encoded, {**doc, "kind": "commit", "rows": attempt.rows.rows}
+            place["app"] = list(app)
+        return Encoded(attempt.rows.blocks, lambda: {**attempt.rows.doc(), **place})
 
     def _settle_predecessors(self, state: LogState) -> bool:
         """Make `async` commits before this one durable; False: they were rolled meanwhile, the view is fresh again."""

@@ -60,7 +60,7 @@ def hash_strings(values: pa.StringArray) -> U64:
     for at in range(0, count, _CHUNK):
         ends = offsets[at : at + _CHUNK + 1].astype(np.int64) - begin
         words: U64 = around[ends].view("<u8")
-        hashes[at : at + _CHUNK] = _hash(words[1:-1:2], words[2::2], np.diff(ends))
+        hashes[at : at + _CHUNK] = _hash(words[1:-1:2], words[2::2], ends[1:] - ends[:-1])
     return hashes
 
 
@@ -71,9 +71,7 @@ def build(keys: pa.StringArray) -> bytes:
         return b""
     hashes = hash_strings(single)
     bits = _size(len(single))
-    # Memory from Arrow's pool, which keeps what it is given back: large arrays of numpy make malloc return memory to
-    # the system, and getting it again, page by page, costs more than the filter.
-    flags = np.frombuffer(pa.allocate_buffer(bits), np.bool_)
+    flags = _scratch(bits // 8).view(np.bool_)
     flags[:] = False
     for at in range(0, len(hashes), _CHUNK):
         # Signed numbers are indices as they are; sums that wrap, and sign bits, are above the bits that count.
@@ -121,23 +119,31 @@ def _has_space(keys: pa.StringArray) -> bool:
 
 
 def _hash(first: U64, last: U64, lengths: I64) -> U64:
-    """The hash of strings, given the eight bytes from their starts and the eight before their ends."""
+    """The hash of strings, given the eight bytes from their starts and the eight before their ends; changes these."""
     multiply, mix = np.uint64(_MULTIPLY), np.uint64(_MIX)
-    short = lengths < 8
-    if short.any():
-        keep = (np.uint64(1) << (np.minimum(lengths, 7) << 3).view(np.uint64)) - np.uint64(1)
-        keep[~short] = np.uint64(_ALL)
-        first = first & keep
-        last = np.where(short, first, last)
-    value = lengths.view(np.uint64) * multiply
+    short = np.flatnonzero(lengths < 8)
+    if len(short):
+        keep = (np.uint64(1) << (lengths[short] << 3).view(np.uint64)) - np.uint64(1)
+        first[short] = last[short] = first[short] & keep
+    value, shifted = _scratch(len(lengths)), _scratch(len(lengths))
+    np.multiply(lengths.view(np.uint64), multiply, out=value)
     value ^= first
-    value ^= value >> np.uint64(29)
+    value ^= np.right_shift(value, np.uint64(29), out=shifted)
     value *= mix
-    value ^= value >> np.uint64(32)
+    value ^= np.right_shift(value, np.uint64(32), out=shifted)
     value ^= last
     value *= multiply
-    value ^= value >> np.uint64(29)
+    value ^= np.right_shift(value, np.uint64(29), out=shifted)
     return value
+
+
+def _scratch(count: int) -> U64:
+    """Memory from Arrow's pool, which keeps what it is given back.
+
+    Large arrays of numpy make malloc return memory to the system, and getting it again, page by page, costs more than
+    a filter.
+    """
+    return np.frombuffer(pa.allocate_buffer(8 * count), np.uint64)
 
 
 def _size(keys: int) -> int:

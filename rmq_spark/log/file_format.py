@@ -23,11 +23,11 @@ import json
 import struct
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from itertools import pairwise
-from typing import Any, Final
+from itertools import accumulate, pairwise
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +70,10 @@ SCHEMAS: Final = {
 
 _DOC_STEP: Final = 64
 """Documents are padded with spaces to a multiple of this."""
-_DOC_CACHED: Final = 4096
+_DOC_LONG: Final = 4096
+_DOC_LONG_STEP: Final = 512
+"""Documents longer than `_DOC_LONG`, most of them key filter, to a multiple of this."""
+_DOC_CACHED: Final = 64 * 1024
 """Up to this length of the document, the tail of a file with one block is copied from a template."""
 
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
@@ -120,56 +123,105 @@ class Blocks:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A file ready to be written."""
-
-    pieces: list[memoryview | bytes]
-    digest: str
-    size: int
-
-
 def make_blocks(kind: str, batches: Sequence[pa.RecordBatch]) -> Blocks:
     """Serialise each batch, check-sum its columns and note where they lie."""
     rows = sum(batch.num_rows for batch in batches)
     messages = [batch.serialize() for batch in batches]
     if len(messages) == 1 and messages[0].size <= SMALL_BYTES:
         return Blocks(kind, messages, None, rows)
-    views = [memoryview(message) for message in messages]
-    bodies = [_body_at(view) for view in views]
-    ends = _column_ends(kind, messages, bodies)
-    sums, fixed = [], []
-    for batch, view, body, mine in zip(batches, views, bodies, ends.tolist(), strict=True):
-        fixed.append((batch.num_rows, body, len(view), crc32(view[:body])))
-        sums.append([crc32(view[body + low : body + high]) for low, high in pairwise([0, *mine])])
-    flat = np.concatenate([np.array(part).ravel() for part in (fixed, sums, ends)])
-    return Blocks(kind, messages, pack(flat.astype(np.uint32)), rows)
+    fixed: list[int] = []
+    sums: list[int] = []
+    ends: list[int] = []
+    for batch, message in zip(batches, messages, strict=True):
+        view = memoryview(message)
+        body = _body_at(view)
+        mine = _column_ends(kind, message, body)
+        fixed += (batch.num_rows, body, len(view), crc32(view[:body]))
+        sums += [crc32(view[body + low : body + high]) for low, high in pairwise([0, *mine])]
+        ends += mine
+    return Blocks(kind, messages, pack(np.array(fixed + sums + ends, np.uint32)), rows)
+
+
+class Tail(NamedTuple):
+    """What stands behind a file's blocks."""
+
+    data: bytes
+    doc: dict[str, Any]
+    """The metadata document."""
+    digest: str
+    file_size: int
+    """Of the whole file."""
+
+
+class Encoded(Sequence[memoryview | bytes]):
+    """A file ready to be written, as its pieces in order. The last of them is made when it is first asked for.
+
+    Args:
+        blocks: the rows.
+        doc: what the metadata document says beside them.
+    """
+
+    def __init__(self, blocks: Blocks, doc: Callable[[], dict[str, Any]]) -> None:
+        self._blocks = blocks
+        self._doc = doc
+        messages: list[memoryview | bytes] = [memoryview(message) for message in blocks.messages]
+        self._early = [_head(blocks.kind)[0], *messages]
+
+    def __len__(self) -> int:
+        """How many pieces there are."""
+        return len(self._early) + 1
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview | bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[memoryview | bytes]: ...
+    def __getitem__(self, index: int | slice) -> memoryview | bytes | Sequence[memoryview | bytes]:
+        """Pieces; those before the last are there without delay."""
+        if index == _EARLY:
+            return self._early
+        return [*self._early, self.tail.data][index]
+
+    @cached_property
+    def tail(self) -> Tail:
+        """The last piece, with what is known when it is."""
+        blocks = self._blocks
+        doc = {"v": VERSION, "kind": blocks.kind, "rows": blocks.rows, **self._doc()}
+        if blocks.table is not None:
+            doc["blocks"] = blocks.table
+        text = _document_text(doc)
+        digest = hashlib.blake2b(text, digest_size=16).hexdigest()
+        head, crc = _head(blocks.kind)
+        at = len(head)
+        places = []
+        for message in self._early[1:]:
+            body = _body_at(message)
+            places.append((at, body, len(message) - body))
+            at += len(message)
+            if blocks.table is None:
+                crc = crc32(message, crc)
+        tail = _tail(blocks.kind, text, digest, places)
+        digits_at = tail.rfind(_CRC_MARK) + len(_CRC_MARK)
+        tail[digits_at : digits_at + 8] = b"%08x" % crc32(tail, crc)
+        return Tail(bytes(tail), doc, digest, at + len(tail))
+
+
+_EARLY: Final = slice(None, -1)
 
 
 def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
     """Return the file of `blocks` with the metadata document `doc`."""
-    full = {"v": VERSION, "kind": blocks.kind, "rows": blocks.rows, **doc}
-    if blocks.table is not None:
-        full["blocks"] = blocks.table
-    text = _JSON.encode(full).encode()
-    text += b" " * (-len(text) % _DOC_STEP)  # so that there are few lengths, and a footer to copy for each
-    digest = hashlib.blake2b(text, digest_size=16).hexdigest()
-    head, crc = _head(blocks.kind)
-    at = len(head)
-    places = []
-    for message in blocks.messages:
-        size = len(memoryview(message))
-        body = _body_at(memoryview(message))
-        places.append((at, body, size - body))
-        at += size
-    tail = _tail(blocks.kind, text, digest, places)
-    if blocks.table is None:
-        for message in blocks.messages:
-            crc = crc32(message, crc)
-    digits_at = tail.rfind(_CRC_MARK) + len(_CRC_MARK)
-    tail[digits_at : digits_at + 8] = b"%08x" % crc32(tail, crc)
-    pieces: list[memoryview | bytes] = [head, *(memoryview(message) for message in blocks.messages), bytes(tail)]
-    return Encoded(pieces, digest, at + len(tail))
+    return Encoded(blocks, lambda: doc)
+
+
+def _document_text(doc: dict[str, Any]) -> bytes:
+    """The document as it stands in the file, padded so that there are few lengths, and a footer to copy for each."""
+    keys = doc.get("bloom", "")
+    if len(keys) < _DOC_LONG:
+        text = _JSON.encode(doc).encode()
+    else:  # base64 has nothing to escape, and looking for that would take as long as all the rest
+        rest = {name: value for name, value in doc.items() if name != "bloom"}
+        text = b'%b,"bloom":"%b"}' % (_JSON.encode(rest).encode()[:-1], keys.encode())
+    return text + b" " * (-len(text) % (_DOC_STEP if len(text) <= _DOC_LONG else _DOC_LONG_STEP))
 
 
 @cache
@@ -192,7 +244,7 @@ def _tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int, int]
     return tail
 
 
-@lru_cache(256)
+@lru_cache(128)
 def _tail_template(kind: str, length: int, blocks: int) -> tuple[bytes, int, int, int]:
     """A tail with a document of `length` bytes, and where the document, its digest and the block's place go."""
     text, digest = b"\x03" * length, "\x04" * 32
@@ -206,24 +258,21 @@ def _make_tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int,
     return ipc_file.END_OF_STREAM + ipc_file.frame(ipc_file.footer(schema.serialize(), places))
 
 
-def _body_at(message: memoryview) -> int:
+def _body_at(message: memoryview | bytes) -> int:
     return 8 + int(struct.unpack_from("<i", message, 4)[0])
 
 
-def _column_ends(kind: str, messages: Sequence[pa.Buffer], bodies: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Per block: where each column's last buffer ends in the body; the last one takes the padding behind it, too."""
-    places = np.stack([ipc_file.buffer_places(message) for message in messages])
-    ends: npt.NDArray[np.int64] = np.where(places[:, :, 1] > 0, places.sum(axis=2), 0)
-    ends = np.maximum.accumulate(ends, axis=1)[:, _last_buffers(kind)]
-    ends[:, -1] = [message.size - body for message, body in zip(messages, bodies, strict=True)]
-    return ends
+def _column_ends(kind: str, message: pa.Buffer, body: int) -> list[int]:
+    """Where each column's last buffer ends in the block's body; the last one takes the padding behind it, too."""
+    places = ipc_file.buffer_places(message).tolist()
+    ends = list(accumulate((at + size if size else 0 for at, size in places), max))
+    return [*(ends[buffer] for buffer in _last_buffers(kind)[:-1]), message.size - body]
 
 
 @cache
-def _last_buffers(kind: str) -> npt.NDArray[np.int64]:
+def _last_buffers(kind: str) -> list[int]:
     """Per column of a kind of file: the index of its last buffer in a record batch message."""
-    counts = [len(pa.array([], field.type).buffers()) for field in SCHEMAS[kind]]
-    return np.cumsum(counts) - 1
+    return list(accumulate((len(pa.array([], field.type).buffers()) for field in SCHEMAS[kind]), initial=-1))[1:]
 
 
 # ---------------------------------------------------------------- decoding

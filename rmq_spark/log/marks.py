@@ -131,7 +131,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
         "nonce": nonce,
     }
     encoded = file_format.encode(file_format.make_blocks("mark", [batch]), doc)
-    storage.create_if_absent(paths.mark(root, mark.epoch), encoded.pieces, durable=True)
+    storage.create_if_absent(paths.mark(root, mark.epoch), encoded, durable=True)
 
 
 def newest_mark(storage: Storage, root: str, known: Mark) -> Mark:

@@ -20,11 +20,13 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.permute import BODY, MANY_ROWS, equal_width, is_constant, offsets_of, permute
+from rmq_spark.log.permute import BODY, equal_width, is_constant, offsets_of, permute
 from rmq_spark.model import java_hash, names
 
 FEW_KINDS: Final = 16
 """Up to so many distinct tags are found by looking for each."""
+WORDS_ROWS: Final = 2_000
+"""In fewer rows than this, a look for each of the tags is not quicker than a dictionary."""
 TAGS_PER_RUN_MAX: Final = 64
 """A run with more distinct tags than this lists none of them, and is never pruned by tag."""
 
@@ -330,13 +332,12 @@ def _tag_codes(tags: pa.StringArray, rows: I32) -> tuple[I32, I32]:
     """Distinct tag codes per run, as (count per run, codes concatenated)."""
     tags = pc.fill_null(tags, "") if tags.null_count else tags
     runs = len(rows)
-    distinct, kind = _kinds(tags)
-    hashes = _tag_hashes(distinct)
+    hashes, kind = _kinds(tags)
     kinds = len(hashes)
     if kinds == 1:
         return np.ones(runs, np.int32), np.full(runs, hashes[0], np.int32)
-    run_of_row = np.repeat(np.arange(runs, dtype=np.int64), rows)
-    cell = run_of_row * kinds + kind
+    cell = np.repeat(np.arange(0, runs * kinds, kinds, dtype=np.int64), rows)
+    cell += kind
     if runs * kinds <= 16 * len(cell):
         seen = np.zeros(runs * kinds, np.bool_)
         seen[cell] = True
@@ -355,33 +356,52 @@ def _tag_codes(tags: pa.StringArray, rows: I32) -> tuple[I32, I32]:
 
 def _tags_of_one_run(tags: pa.StringArray) -> tuple[I32, I32]:
     """As `_tag_codes` of rows that are all in one run."""
-    distinct = tags.unique()
-    hashes = _tag_hashes(distinct.fill_null("") if distinct.null_count else distinct)
-    if tags.null_count and "" in distinct.to_pylist():
-        hashes = np.unique(hashes)  # no tag and an empty one have the same code
+    found = None if tags.null_count else _few_kinds(tags)
+    if found is not None:
+        hashes = _hashes_at(tags, found)
+    else:
+        distinct = tags.unique()
+        hashes = _tag_hashes(distinct.fill_null("") if distinct.null_count else distinct)
+        if tags.null_count and "" in distinct.to_pylist():
+            hashes = np.unique(hashes)  # no tag and an empty one have the same code
     if len(hashes) > TAGS_PER_RUN_MAX:
         return np.array([-1], np.int32), hashes[:0]
     return np.array([len(hashes)], np.int32), hashes
 
 
-def _kinds(tags: pa.StringArray) -> tuple[pa.StringArray, npt.NDArray[Any]]:
-    """The distinct values of a column without nulls, and per row which of them it has."""
-    words = _as_words(tags) if len(tags) >= MANY_ROWS else None
-    if words is not None:
-        # A few short tags of one length, which is often what there is: a pass for each beats a hash for each row.
-        kind = np.zeros(len(tags), np.uint8)
-        seen = words == words[0]
-        firsts = [0]
-        while not seen.all() and len(firsts) < FEW_KINDS:
-            first = int(seen.argmin())
-            same = words == words[first]
-            kind += same.view(np.uint8) * np.uint8(len(firsts))
-            seen |= same
-            firsts.append(first)
-        if seen.all():
-            return tags.take(pa.array(firsts)), kind
-    encoded = tags.dictionary_encode()
-    return encoded.dictionary, encoded.indices.to_numpy(zero_copy_only=False)
+def _kinds(tags: pa.StringArray) -> tuple[I32, npt.NDArray[Any]]:
+    """The codes of the distinct values of a column without nulls, and per row which of them it has."""
+    found = _few_kinds(tags)
+    if found is None:
+        encoded = tags.dictionary_encode()
+        return _tag_hashes(encoded.dictionary), encoded.indices.to_numpy(zero_copy_only=False)
+    kind = np.zeros(len(tags), np.uint8)
+    for index, mask in enumerate(found.values()):
+        kind += mask.view(np.uint8) * np.uint8(index)
+    return _hashes_at(tags, found), kind
+
+
+def _few_kinds(tags: pa.StringArray) -> dict[int, npt.NDArray[np.bool_]] | None:
+    """Which rows have each distinct value of a column without nulls, by the first of them; None: not worth the looks.
+
+    A few short tags of one length are often what there is: a pass for each beats a hash for each row.
+    """
+    words = _as_words(tags) if len(tags) >= WORDS_ROWS else None
+    if words is None:
+        return None
+    seen = words == words[0]
+    found = {0: seen.copy()}
+    while not seen.all():
+        if len(found) == FEW_KINDS:
+            return None
+        first = int(seen.argmin())
+        found[first] = words == words[first]
+        seen |= found[first]
+    return found
+
+
+def _hashes_at(tags: pa.StringArray, rows: Iterable[int]) -> I32:
+    return np.array([java_hash.java_hash(tags[row].as_py()) for row in rows], np.int32)
 
 
 def _as_words(texts: pa.StringArray) -> npt.NDArray[Any] | None:

@@ -1,28 +1,22 @@
-"""Rows in another order, column by column, and a second thread for long steps of large batches."""
+"""Rows in another order, column by column, and what columns are like."""
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cache
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.log import schema
+from rmq_spark.log.second_thread import meanwhile
 
-MANY_ROWS: Final = 20_000
-"""From so many rows on, a batch is prepared by two threads."""
-
-Answer = TypeVar("Answer")
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
+TWO_THREADS_ROWS: Final = 20_000
+"""From so many rows on, two threads move them: each step is long enough to be worth the hand-over."""
 BODY: Final = schema.ROWS.get_field_index("body")
 
 
@@ -36,8 +30,8 @@ def permute(batch: pa.RecordBatch, order: I64) -> pa.RecordBatch:
         found = _take_equal_widths(column, order)
         return column.take(indices) if found is None else found
 
-    # Taking a column is one long call that lets other threads run; small batches are not worth the hand-over.
-    body = meanwhile(permuted, batch.column(BODY), many=len(order) >= MANY_ROWS)
+    # Taking a column is one long call that lets other threads run.
+    body = meanwhile(partial(permuted, batch.column(BODY)), many=len(order) >= TWO_THREADS_ROWS)
     columns = [column if index == BODY else permuted(column) for index, column in enumerate(batch.columns)]
     columns[BODY] = body()
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
@@ -65,22 +59,6 @@ def _take_equal_widths(column: pa.Array, order: I64) -> pa.Array | None:
         ends = pa.allocate_buffer(4 * len(offsets))
         np.subtract(offsets, begin, out=np.frombuffer(ends, np.int32))
     return pa.Array.from_buffers(column.type, len(column), [None, ends, target], 0)
-
-
-def meanwhile(work: Callable[..., Answer], *args: object, many: bool) -> Callable[[], Answer]:
-    """Begin `work` in a second thread if there is much of it; what is returned waits for its answer, or does it now."""
-    if many:
-        with suppress(RuntimeError):  # the interpreter is about to end, or the system gives no more threads
-            return _helper().submit(work, *args).result
-    return functools.partial(work, *args)
-
-
-@cache
-def _helper() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="rmq-append")
-
-
-os.register_at_fork(after_in_child=_helper.cache_clear)  # threads do not survive a fork; a child starts its own
 
 
 def offsets_of(column: pa.Array) -> I32:

@@ -192,15 +192,15 @@ def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk, state: LogState
     }
     encoded = file_format.encode(file_format.make_blocks("segment", batches), doc)
     path = paths.segment(log.root, chunk.first, chunk.end, nonce)
-    log.storage.create_if_absent(path, encoded.pieces, durable=True)
+    log.storage.create_if_absent(path, encoded, durable=True)
     return SegmentRef(
         name=path.rsplit("/", 1)[1],
         first=chunk.first,
         end=chunk.end,
-        bytes=encoded.size,
+        bytes=encoded.tail.file_size,
         min_ms=times["min"].as_py(),
         max_ms=times["max"].as_py(),
-        digest=encoded.digest,
+        digest=encoded.tail.digest,
     )
 
 

@@ -11,7 +11,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import bloom, file_format, schema
 from rmq_spark.log.few_rows import to_message
-from rmq_spark.log.file_format import Blocks, FileMeta, pack
+from rmq_spark.log.file_format import Blocks, Encoded, FileMeta, pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.folds import FOLD_TOPICS
 from rmq_spark.log.message_batch import (
@@ -33,7 +33,8 @@ from rmq_spark.log.message_batch import (
     sort_rows,
     to_record_batch,
 )
-from rmq_spark.log.permute import MANY_ROWS, equal_width, meanwhile, offsets_of
+from rmq_spark.log.permute import equal_width, offsets_of
+from rmq_spark.log.second_thread import MANY_ROWS, meanwhile
 from rmq_spark.model import java_hash
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -69,8 +70,8 @@ class PreparedRows:
     runs: Runs
     order: I64 | None
     """Original row of each sorted row; None when nothing moved."""
-    doc: dict[str, Any]
-    """The part of the metadata document that is settled."""
+    doc: Callable[[], dict[str, Any]]
+    """The part of the metadata document that is settled. Ask late: a second thread may be busy with it."""
     parts: list[int]
     """Runs of each file: [-1] inline."""
     rows: int
@@ -87,9 +88,8 @@ def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> Prep
     if batch.rows is not None and batch.num_rows <= FEW_ROWS:
         return _prepare_few(batch.rows, block_bytes, kind)
     record_batch, runs, order = sort_into_runs(batch.record_batch())
-    names = meanwhile(_key_bloom_and_ids, record_batch, many=batch.num_rows >= MANY_ROWS)
     blocks = file_format.make_blocks(kind, cut(record_batch, runs.rows, block_bytes))
-    doc = _described(runs, *names())
+    doc = meanwhile(partial(describe, record_batch, runs), many=batch.num_rows >= MANY_ROWS)
     return PreparedRows(blocks, runs, order, doc, [-1], batch.num_rows)
 
 
@@ -104,16 +104,12 @@ def _prepare_few(given: list[Row], block_bytes: int, kind: str) -> PreparedRows:
         blocks = Blocks(kind, [message], None, len(rows))
     else:
         blocks = file_format.make_blocks(kind, cut(to_record_batch(rows), runs.rows, block_bytes))
-    return PreparedRows(blocks, runs, order, doc, [-1], len(rows))
+    return PreparedRows(blocks, runs, order, lambda: doc, [-1], len(rows))
 
 
 def describe(batch: pa.RecordBatch, runs: Runs) -> dict[str, Any]:
     """Run index, tag codes, key bloom and id range, as they stand in the metadata document."""
-    return _described(runs, *_key_bloom_and_ids(batch))
-
-
-def _key_bloom_and_ids(batch: pa.RecordBatch) -> tuple[bytes, str, str]:
-    return bloom.build(batch.column("keys")), *_id_range(batch.column("msgId"))
+    return _described(runs, bloom.build(batch.column("keys")), *_id_range(batch.column("msgId")))
 
 
 def _id_range(ids: pa.StringArray) -> tuple[str, str]:
@@ -185,11 +181,13 @@ def cut(
     A run that is larger than `run_bytes`, by default a few blocks, is cut inside; runs that are smaller share a block.
     """
     run_bytes = run_bytes or RUN_BLOCKS * block_bytes
-    count, total = batch.num_rows, batch.nbytes
+    count = batch.num_rows
     # A last part that is much smaller than the others is not worth a block; but blocks of a segment follow its times.
     steps = _time_steps(batch)
     most = run_bytes if steps is not None else run_bytes + run_bytes // 4
-    if count == 1 or total <= (block_bytes if len(run_rows) > 1 else most):
+    enough = block_bytes if len(run_rows) > 1 else most
+    # First what the buffers hold, which is known at once; a slice of them may be less, which has to be counted.
+    if count == 1 or batch.get_total_buffer_size() <= enough or (total := batch.nbytes) <= enough:
         return [batch]
     offsets = offsets_of(batch.column("body"))
     spare = max(1, (int(total) - int(offsets[-1] - offsets[0])) // count)
@@ -255,10 +253,10 @@ def write_row_file(storage: Storage, root: str, batch: MessageBatch, *, nonce: s
     """
     rows = prepare(batch, block_bytes, "rows")
     _refuse_state(rows.runs.topics)
-    encoded = file_format.encode(rows.blocks, {**rows.doc, "nonce": nonce})
+    encoded = Encoded(rows.blocks, lambda: {**rows.doc(), "nonce": nonce})
     name = f"{nonce}.arrow"
-    storage.create_if_absent(paths.data_file(root, name), encoded.pieces, durable=True)
-    return RowFile(name, encoded.digest, rows.rows, encoded.size, len(rows.runs.rows))
+    storage.create_if_absent(paths.data_file(root, name), encoded, durable=True)
+    return RowFile(name, encoded.tail.digest, rows.rows, encoded.tail.file_size, len(rows.runs.rows))
 
 
 def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) -> PreparedRows:
@@ -293,7 +291,7 @@ def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) ->
         for file, meta, count in zip(files, metas, counts, strict=True)
     ]
     empty = Blocks("commit", [], None, total)
-    return PreparedRows(empty, runs, None, doc, counts, total)
+    return PreparedRows(empty, runs, None, lambda: doc, counts, total)
 
 
 def join_described(metas: Sequence[FileMeta]) -> tuple[Runs, list[str]]:

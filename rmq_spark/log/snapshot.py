@@ -60,7 +60,7 @@ def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str) -> 
     }
     encoded = file_format.encode(file_format.make_blocks("snapshot", [batch]), doc)
     path = paths.snapshot(root, state.offset, nonce)
-    storage.create_if_absent(path, encoded.pieces, durable=False)
+    storage.create_if_absent(path, encoded, durable=False)
     for name in sorted(_names(storage, root))[:-KEEP]:
         storage.delete(f"{paths.snapshots(root)}/{name}")
     return path

@@ -198,7 +198,7 @@ class LogView:
         """Fold a commit that this handle has just created, without reading it back."""
         records = []
         if state_topics(meta.doc["topics"]):
-            meta = parse(meta.path, b"".join(encoded.pieces), encoded.size)
+            meta = parse(meta.path, b"".join(encoded), encoded.tail.file_size)
             records = read_records(self.storage, self.root, meta)
         self._loaded = False
         self.state.apply(meta, records)

@@ -86,6 +86,8 @@ class Storage(Protocol):
     def create_if_absent(self, path: str, data: Sequence[Bytes], *, durable: bool = True) -> None:
         """Create the file with the joined pieces of `data`, or raise; never replace anything.
 
+        The last piece may take a while to come: whoever writes piece by piece does well to ask for it last.
+
         Returning normally means: exactly these bytes are at `path` now, a reader sees all of them or no
         file, and with `durable` they survive power loss. The bytes must hold a nonce that no other
         attempt has (every caller in this project draws one): an unclear answer is then resolved by

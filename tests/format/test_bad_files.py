@@ -263,7 +263,7 @@ def test_a_newer_version_is_refused_as_such(sample: Sample) -> None:
     doc = dict(meta_of(sample.storage, path).doc)
     blocks = file_format.make_blocks("commit", [pa.RecordBatch.from_pylist([], schema=file_format.SCHEMAS["commit"])])
     encoded = file_format.encode(blocks, {**doc, "v": file_format.VERSION + 1})
-    replace(sample.storage, path, b"".join(encoded.pieces))
+    replace(sample.storage, path, b"".join(encoded))
     with pytest.raises(UnsupportedVersionError, match="upgrade rmq-spark"):
         sample_log.open_log(sample.storage, sample.clock)
     assert not verify(sample.storage, ROOT, BROKER).ok

@@ -904,7 +904,7 @@ import sys, threading, time
 import pyarrow as pa
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.permute import MANY_ROWS
+from rmq_spark.log.permute import TWO_THREADS_ROWS as MANY_ROWS
 from rmq_spark.storage.local import LocalStorage
 
 count = MANY_ROWS

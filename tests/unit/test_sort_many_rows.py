@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rmq_spark.log.message_batch import MANY_ROWS, MessageBatch, sort_into_runs
+from rmq_spark.log.message_batch import MessageBatch, sort_into_runs
+from rmq_spark.log.permute import TWO_THREADS_ROWS as MANY_ROWS
 
 
 def table(rows):
