@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from _settle import Settler
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
@@ -249,5 +250,7 @@ PARTS = {"batch": batch, "single": single, "threads": threads, "queues": queues,
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(PARTS)
+    settle = Settler()
     for name in chosen:
+        settle()
         PARTS[name]()
