@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-
 from _settle import Settler
+
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll

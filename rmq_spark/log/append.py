@@ -306,8 +306,9 @@ class Appender:
                 attempt.unclear = before
                 if not before or self._clock.elapsed_ns() > deadline:
                     raise
-            except RmqError:
-                attempt.unclear = before
+            except BaseException as error:
+                if isinstance(error, RmqError) or not encoded.made:
+                    attempt.unclear = before  # the storage says no, or was never given a whole file
                 raise
             else:
                 return

@@ -23,7 +23,7 @@ import json
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -166,6 +166,7 @@ class Encoded(Sequence[memoryview | bytes]):
         self._doc = doc
         messages: list[memoryview | bytes] = [memoryview(message) for message in blocks.messages]
         self._early = [_head(blocks.kind)[0], *messages]
+        self._tail: Tail | None = None
 
     def __len__(self) -> int:
         """How many pieces there are."""
@@ -181,9 +182,25 @@ class Encoded(Sequence[memoryview | bytes]):
             return self._early
         return [*self._early, self.tail.data][index]
 
-    @cached_property
+    def __iter__(self) -> Iterator[memoryview | bytes]:
+        """The pieces in order."""
+        yield from self._early
+        yield self.tail.data
+
+    @property
+    def made(self) -> bool:
+        """Whether the last piece is there. Before it is, nobody can have created the file."""
+        return self._tail is not None
+
+    @property
     def tail(self) -> Tail:
         """The last piece, with what is known when it is."""
+        # Not a `cached_property`: Python 3.11 makes all of a class wait for the one that is being worked out.
+        if self._tail is None:
+            self._tail = self._make_tail()
+        return self._tail
+
+    def _make_tail(self) -> Tail:
         blocks = self._blocks
         doc = {"v": VERSION, "kind": blocks.kind, "rows": blocks.rows, **self._doc()}
         if blocks.table is not None:

@@ -23,7 +23,7 @@ def meanwhile(work: Callable[[], Answer], *, many: bool) -> Callable[[], Answer]
     """Begin `work` in a second thread if there is much of it; what is returned waits for its answer.
 
     Whoever asks does the work if nobody has begun it: there is not much, or the second thread is busy. It is done once,
-    however often one asks.
+    however often one asks; work that failed is done anew for the next who asks.
     """
     job = _Job(work)
     if many:
@@ -33,34 +33,32 @@ def meanwhile(work: Callable[[], Answer], *, many: bool) -> Callable[[], Answer]
 
 
 class _Job(Generic[Answer]):
-    """Work that is done once, by whoever claims it first."""
+    """Work that is done once, by whoever comes first."""
 
     def __init__(self, work: Callable[[], Answer]) -> None:
-        self._work = work
-        self._claim = threading.Lock()
-        self._undone = threading.Lock()
-        self._undone.acquire()
-        self._error: BaseException | None = None
+        self._work: Callable[[], Answer] | None = work
+        self._busy = threading.Lock()
 
     def run(self) -> None:
-        """Do it, unless somebody else does; the answer, or what went wrong, waits for the caller."""
-        if not self._claim.acquire(blocking=False):
-            return
-        try:
-            self._answer = self._work()
-        except BaseException as error:  # noqa: BLE001  the caller's, whatever it is
-            self._error = error
-        finally:
-            self._undone.release()
+        """Do it, unless somebody does or did. For the second thread, which tells nobody what went wrong."""
+        if self._busy.acquire(blocking=False):
+            try:
+                # Whoever asks finds it undone, does it again, and meets the error where it can be handled.
+                with suppress(BaseException):
+                    self._do()
+            finally:
+                self._busy.release()
 
     def answer(self) -> Answer:
-        """What `work` returned or raised."""
-        self.run()
-        with self._undone:
-            pass
-        if self._error is not None:
-            raise self._error
+        """What `work` returns; waits while the second thread is at it."""
+        with self._busy:
+            self._do()
         return self._answer
+
+    def _do(self) -> None:
+        if self._work is not None:
+            self._answer = self._work()
+            self._work = None  # with all that it held
 
 
 @cache

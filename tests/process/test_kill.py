@@ -51,6 +51,7 @@ def run(workers: Workers, store: Path, *, kills: int, seed: int, expire_age_ms: 
         job: dict[str, Any] = {"store": str(store), "seed": rng.randrange(1 << 32), "settings": SETTINGS}
         if role == "write":
             job |= {"name": f"w{started}", "threads": rng.choice((1, 1, 3)), "pause": rng.choice((0, 0.02, 0.05))}
+            job |= {"many": rng.choice((0, 0, 0.2))}
         else:
             job |= {"expire_age_ms": expire_age_ms}
         return workers.start(role, **job)

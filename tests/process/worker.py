@@ -25,6 +25,7 @@ from rmq_spark.log.commit_log import AppendResult, CommitLog
 from rmq_spark.log.expire import expire
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
+from rmq_spark.log.second_thread import MANY_ROWS
 from rmq_spark.model.settings import LogSettings
 from rmq_spark.storage.local import LocalStorage
 
@@ -42,12 +43,18 @@ class Report:
         os.write(self._fd, json.dumps(values, separators=(",", ":")).encode() + b"\n")
 
 
-def make_batch(name: str, number: int, rng: random.Random) -> tuple[MessageBatch, list[tuple[str, int, str, bytes]]]:
-    """A batch over several topics and queues; mostly small, now and then large enough for several blocks."""
+def make_batch(
+    name: str, number: int, rng: random.Random, share: float
+) -> tuple[MessageBatch, list[tuple[str, int, str, bytes]]]:
+    """A batch over several topics and queues; mostly small, now and then large enough for several blocks.
+
+    `share` of them have so many messages that a second thread describes them while they are written.
+    """
     rows = []
-    for index in range(rng.choice((1, 1, 2, 3, 8, 40))):
+    many = rng.random() < share
+    for index in range(MANY_ROWS if many else rng.choice((1, 1, 2, 3, 8, 40))):
         msg_id = f"{name}-{number:06d}-{index:03d}"
-        size = rng.choice((4, 30, 200, 3000)) if rng.random() < 0.98 else 60_000
+        size = 4 if many else rng.choice((4, 30, 200, 3000)) if rng.random() < 0.98 else 60_000
         body = (msg_id.encode() * (size // len(msg_id) + 1))[:size]
         rows.append((f"topic-{rng.randrange(3)}", rng.randrange(4), msg_id, body))
     parts = [
@@ -74,7 +81,7 @@ def ack(report: Report, writer: str, rows: list[tuple[str, int, str, bytes]], re
 
 def write(log: CommitLog, report: Report, name: str, rng: random.Random, job: dict[str, Any]) -> None:
     for number in range(job.get("appends", 1 << 30)):
-        batch, rows = make_batch(name, number, rng)
+        batch, rows = make_batch(name, number, rng, job.get("many", 0.0))
         report.write("try", f"{name}-{number}", [row[2] for row in rows])
         ack(report, name, rows, log.append(batch))
         if pause := job.get("pause", 0.0):

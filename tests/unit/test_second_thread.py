@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 
 import pytest
 
@@ -45,14 +46,52 @@ def test_who_asks_does_it_while_the_other_thread_is_busy() -> None:
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_what_goes_wrong_reaches_who_asks_every_time(many: bool) -> None:
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_what_goes_wrong_reaches_who_asks(many: bool, error: type[BaseException]) -> None:
     def work() -> None:
-        raise MemoryError("no room for the filter")
+        raise error
 
     answer = meanwhile(work, many=many)
     for _ in range(2):
-        with pytest.raises(MemoryError, match="no room"):
+        with pytest.raises(error):
             answer()
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_work_that_failed_is_done_anew(many: bool) -> None:
+    begun = threading.Event()
+    left = [MemoryError, MemoryError]
+
+    def work() -> str:
+        begun.set()
+        if left:
+            raise left.pop()
+        return "answer"
+
+    answer = meanwhile(work, many=many)
+    if many:
+        assert begun.wait(10)  # the first failure is the other thread's
+    else:
+        left.pop()
+    with pytest.raises(MemoryError):
+        answer()
+    assert answer() == "answer"
+
+
+def test_what_the_work_held_is_let_go_when_it_is_done() -> None:
+    class Rows:
+        """Something large."""
+
+        def count(self) -> int:
+            return 1
+
+    rows = Rows()
+    held = weakref.ref(rows)
+    answer = meanwhile(rows.count, many=False)
+    del rows
+    assert held() is not None
+    assert answer() == 1
+    assert held() is None
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12: fork beside threads, on purpose
