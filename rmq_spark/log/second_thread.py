@@ -1,6 +1,7 @@
-"""A second thread for long steps that let other threads run: hashing, moving and check-summing large columns.
+"""A second thread for long steps that let other threads run, such as moving a large column or writing a file.
 
-A hand-over costs some 50 µs, a third of what an executor's takes, so it is worth it for batches of some thousand rows.
+Not an executor's: handing work over through a bare queue costs a fraction of that, so it is worth it for batches of
+some thousand rows already.
 """
 
 from __future__ import annotations
