@@ -7,6 +7,7 @@ disk. A machine that has been up for a while has its memory full of files; so ha
 
 import os
 import tempfile
+from functools import cache
 
 FREE_BYTES = 1_500_000_000
 """What is left free: enough for what a run asks for itself."""
@@ -31,6 +32,12 @@ class Settler:
                 break
             os.preadv(self._file.fileno(), [target], self._at)
             self._at = (self._at + _STEP) % (2 * self._memory)
+
+
+@cache
+def settler():
+    """One for a whole benchmark: what fills the memory goes with it, and takes a while to come back."""
+    return Settler()
 
 
 def free_bytes():

@@ -16,12 +16,11 @@ import sys
 import tempfile
 import threading
 import time
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from _settle import Settler
+from _settle import settler
 
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.message_batch import MessageBatch
@@ -56,11 +55,6 @@ class Seconds(NamedTuple):
 
 def compare(name, ratio, wanted):
     report(f"{name} ({ratio.least:.2f})", ratio.median, "x", wanted)
-
-
-@cache
-def settler():
-    return Settler()
 
 
 def interleave(peers, rounds, warm=5):

@@ -4,9 +4,8 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
-from _settle import Settler
+from _settle import settler
 
 
 @dataclass(kw_only=True)
@@ -43,7 +42,7 @@ FULL_ROWS = 100_000
 
 def interleave(scenario, rounds):
     """Seconds of every run by peer. Each round takes all peers in turn, every second one backwards."""
-    settle, warm = (_settler(), WARM) if scenario.rows >= FULL_ROWS else (lambda: None, 1)
+    settle, warm = (settler(), WARM) if scenario.rows >= FULL_ROWS else (lambda: None, 1)
     times = {peer: [] for peer in scenario.runs}
     for turn in range(rounds + warm):
         peers = list(scenario.runs)
@@ -55,12 +54,6 @@ def interleave(scenario, rounds):
                 times[peer].append(time.perf_counter() - started)
             scenario.after.get(peer, lambda: None)()
     return times
-
-
-@cache
-def _settler():
-    """One for all scenarios: what fills the memory goes with it, and takes a while to come back."""
-    return Settler()
 
 
 def show(scenario, times):

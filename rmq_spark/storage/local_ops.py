@@ -127,8 +127,8 @@ def write_all(ops: FileOps, fd: int, data: Sequence[Bytes]) -> None:
             _write_rest(ops, fd, data, taken)
         return
     ops.allocate(fd, total)
-    # Past a few hundred kilobytes a call, Linux looks for huge pages to hold the file and takes ten times as long
-    # (7 ms instead of 0.8 ms for 2 MB on ext4), so large files are written in parts.
+    # Past a few hundred kilobytes a call, Linux looks for huge pages to hold the file, which may take many times as
+    # long as the writing, so large files are written in parts.
     _write_rest(ops, fd, early, 0)
     _write_rest(ops, fd, data[-1:], 0)
 
