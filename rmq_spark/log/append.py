@@ -34,7 +34,8 @@ from rmq_spark.errors import (
     StorageFullError,
     UnavailableError,
 )
-from rmq_spark.log.file_format import Encoded, FileMeta, pack
+from rmq_spark.log.file_encoder import Encoded
+from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.folds import RowFiles, SinkBatches
 from rmq_spark.log.message_batch import Runs
 from rmq_spark.log.rows import PreparedRows, queue_offsets

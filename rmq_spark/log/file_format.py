@@ -23,11 +23,10 @@ import json
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
-from itertools import accumulate, pairwise
-from typing import Any, Final, NamedTuple, overload
+from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -42,9 +41,6 @@ from rmq_spark.log.message_batch import Runs
 VERSION: Final = 1
 TAIL_BYTES: Final = 64 * 1024
 """What is read of a file to learn its metadata; smaller files come whole with it."""
-
-SMALL_BYTES: Final = 24 * 1024
-"""Rows up to this size are one block without a table."""
 
 MARK_SCHEMA: Final = pa.schema(
     [
@@ -68,17 +64,8 @@ SCHEMAS: Final = {
 }
 """Columns by kind of file; a file with any other columns is foreign or damaged."""
 
-_DOC_STEP: Final = 64
-"""Documents are padded with spaces to a multiple of this."""
-_DOC_LONG: Final = 4096
-_DOC_LONG_STEP: Final = 512
-"""Documents longer than `_DOC_LONG`, most of them key filter, to a multiple of this."""
-_DOC_CACHED: Final = 64 * 1024
-"""Up to this length of the document, the tail of a file with one block is copied from a template."""
-
-_JSON: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
-_CRC_MARK: Final = b"\x02crc32:"  # a control character: JSON escapes it, so the document cannot hold it
-_CRC_ZEROS: Final = b"00000000"
+CRC_MARK: Final = b"\x02crc32:"  # a control character: JSON escapes it, so the document cannot hold it
+CRC_ZEROS: Final = b"00000000"
 _EOS_BYTES: Final = 8
 
 U32 = npt.NDArray[np.uint32]
@@ -106,190 +93,6 @@ def unpack(text: str, dtype: str) -> npt.NDArray[Any]:
         data = zlib.decompress(data)
         data = np.frombuffer(data, np.uint8).reshape(np.dtype(dtype).itemsize, -1).T.tobytes()
     return np.frombuffer(data, "<" + dtype)
-
-
-# ---------------------------------------------------------------- encoding
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Rows as they go into a file: serialised once, with the table that describes them."""
-
-    kind: str
-    messages: list[pa.Buffer | bytes]
-    """Encapsulated IPC messages, one a block."""
-    table: str | None
-    """The packed block table; None for a file that is small enough to be read as a whole."""
-    rows: int
-
-
-def make_blocks(kind: str, batches: Sequence[pa.RecordBatch]) -> Blocks:
-    """Serialise each batch, check-sum its columns and note where they lie."""
-    rows = sum(batch.num_rows for batch in batches)
-    messages = [batch.serialize() for batch in batches]
-    if len(messages) == 1 and messages[0].size <= SMALL_BYTES:
-        return Blocks(kind, messages, None, rows)
-    fixed: list[int] = []
-    sums: list[int] = []
-    ends: list[int] = []
-    for batch, message in zip(batches, messages, strict=True):
-        view = memoryview(message)
-        body = _body_at(view)
-        mine = _column_ends(kind, message, body)
-        fixed += (batch.num_rows, body, len(view), crc32(view[:body]))
-        sums += [crc32(view[body + low : body + high]) for low, high in pairwise([0, *mine])]
-        ends += mine
-    return Blocks(kind, messages, pack(np.array(fixed + sums + ends, np.uint32)), rows)
-
-
-class Tail(NamedTuple):
-    """What stands behind a file's blocks."""
-
-    data: bytes
-    doc: dict[str, Any]
-    """The metadata document."""
-    digest: str
-    file_size: int
-    """Of the whole file."""
-
-
-class Encoded(Sequence[memoryview | bytes]):
-    """A file ready to be written, as its pieces in order. The last of them is made when it is first asked for.
-
-    Args:
-        blocks: the rows.
-        doc: what the metadata document says beside them.
-    """
-
-    def __init__(self, blocks: Blocks, doc: Callable[[], dict[str, Any]]) -> None:
-        self._blocks = blocks
-        self._doc = doc
-        messages: list[memoryview | bytes] = [memoryview(message) for message in blocks.messages]
-        self._early = [_head(blocks.kind)[0], *messages]
-        self._tail: Tail | None = None
-
-    def __len__(self) -> int:
-        """How many pieces there are."""
-        return len(self._early) + 1
-
-    @overload
-    def __getitem__(self, index: int) -> memoryview | bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[memoryview | bytes]: ...
-    def __getitem__(self, index: int | slice) -> memoryview | bytes | Sequence[memoryview | bytes]:
-        """Pieces; those before the last are there without delay."""
-        if index == _EARLY:
-            return self._early
-        return [*self._early, self.tail.data][index]
-
-    def __iter__(self) -> Iterator[memoryview | bytes]:
-        """The pieces in order."""
-        yield from self._early
-        yield self.tail.data
-
-    @property
-    def made(self) -> bool:
-        """Whether the last piece is there. Before it is, nobody can have created the file."""
-        return self._tail is not None
-
-    @property
-    def tail(self) -> Tail:
-        """The last piece, with what is known when it is."""
-        # Not a `cached_property`: Python 3.11 makes all of a class wait for the one that is being worked out.
-        if self._tail is None:
-            self._tail = self._make_tail()
-        return self._tail
-
-    def _make_tail(self) -> Tail:
-        blocks = self._blocks
-        doc = {"v": VERSION, "kind": blocks.kind, "rows": blocks.rows, **self._doc()}
-        if blocks.table is not None:
-            doc["blocks"] = blocks.table
-        text = _document_text(doc)
-        digest = hashlib.blake2b(text, digest_size=16).hexdigest()
-        head, crc = _head(blocks.kind)
-        at = len(head)
-        places = []
-        for message in self._early[1:]:
-            body = _body_at(message)
-            places.append((at, body, len(message) - body))
-            at += len(message)
-            if blocks.table is None:
-                crc = crc32(message, crc)
-        tail = _tail(blocks.kind, text, digest, places)
-        digits_at = tail.rfind(_CRC_MARK) + len(_CRC_MARK)
-        tail[digits_at : digits_at + 8] = b"%08x" % crc32(tail, crc)
-        return Tail(bytes(tail), doc, digest, at + len(tail))
-
-
-_EARLY: Final = slice(None, -1)
-
-
-def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
-    """Return the file of `blocks` with the metadata document `doc`."""
-    return Encoded(blocks, lambda: doc)
-
-
-def _document_text(doc: dict[str, Any]) -> bytes:
-    """The document as it stands in the file, padded so that there are few lengths, and a footer to copy for each."""
-    keys = doc.get("bloom", "")
-    if len(keys) < _DOC_LONG:
-        text = _JSON.encode(doc).encode()
-    else:  # base64 has nothing to escape, and looking for that would take as long as all the rest
-        rest = {name: value for name, value in doc.items() if name != "bloom"}
-        text = b'%b,"bloom":"%b"}' % (_JSON.encode(rest).encode()[:-1], keys.encode())
-    return text + b" " * (-len(text) % (_DOC_STEP if len(text) <= _DOC_LONG else _DOC_LONG_STEP))
-
-
-@cache
-def _head(kind: str) -> tuple[bytes, int]:
-    """How every file of a kind begins, the magic and the bare schema, and the CRC-32 of that."""
-    head = ipc_file.HEAD + SCHEMAS[kind].serialize().to_pybytes()
-    return head, crc32(head)
-
-
-def _tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int, int]]) -> bytearray:
-    """What follows the blocks: the end-of-stream mark and the footer, with zeros for the CRC's digits."""
-    if len(places) > 1 or len(text) > _DOC_CACHED:
-        return bytearray(_make_tail(kind, text, digest, places))
-    template, text_at, digest_at, place_at = _tail_template(kind, len(text), len(places))
-    tail = bytearray(template)
-    tail[text_at : text_at + len(text)] = text
-    tail[digest_at : digest_at + 32] = digest.encode()
-    for place in places:
-        ipc_file.BLOCK.pack_into(tail, place_at, *place)
-    return tail
-
-
-@lru_cache(128)
-def _tail_template(kind: str, length: int, blocks: int) -> tuple[bytes, int, int, int]:
-    """A tail with a document of `length` bytes, and where the document, its digest and the block's place go."""
-    text, digest = b"\x03" * length, "\x04" * 32
-    tail = _make_tail(kind, text, digest, [(0, 0, 0)] * blocks)
-    place_at = len(ipc_file.END_OF_STREAM) + ipc_file.BLOCKS_START
-    return tail, tail.index(text), tail.index(digest.encode()), place_at
-
-
-def _make_tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int, int]]) -> bytes:
-    schema = SCHEMAS[kind].with_metadata({"rmq.doc": text, "rmq.digest": digest, "rmq.file": _CRC_MARK + _CRC_ZEROS})
-    return ipc_file.END_OF_STREAM + ipc_file.frame(ipc_file.footer(schema.serialize(), places))
-
-
-def _body_at(message: memoryview | bytes) -> int:
-    return 8 + int(struct.unpack_from("<i", message, 4)[0])
-
-
-def _column_ends(kind: str, message: pa.Buffer, body: int) -> list[int]:
-    """Where each column's last buffer ends in the block's body; the last one takes the padding behind it, too."""
-    places = ipc_file.buffer_places(message).tolist()
-    ends = list(accumulate((at + size if size else 0 for at, size in places), max))
-    return [*(ends[buffer] for buffer in _last_buffers(kind)[:-1]), message.size - body]
-
-
-@cache
-def _last_buffers(kind: str) -> list[int]:
-    """Per column of a kind of file: the index of its last buffer in a record batch message."""
-    return list(accumulate((len(pa.array([], field.type).buffers()) for field in SCHEMAS[kind]), initial=-1))[1:]
 
 
 # ---------------------------------------------------------------- decoding
@@ -470,10 +273,10 @@ def _check_outside(meta: FileMeta, data: bytes) -> None:
         begin = int(meta.block_starts[0]) if len(meta.block_starts) else end
     if not 16 <= begin <= end <= len(data):
         raise meta.corrupt("block table does not fit the file")
-    at = data.rfind(_CRC_MARK) + len(_CRC_MARK)
+    at = data.rfind(CRC_MARK) + len(CRC_MARK)
     if at < end:
         raise meta.corrupt("the file check-sum's mark is missing")
-    crc = crc32(_CRC_ZEROS, crc32(view[end:at], crc32(view[:begin])))
+    crc = crc32(CRC_ZEROS, crc32(view[end:at], crc32(view[:begin])))
     if data[at : at + 8] != b"%08x" % crc32(view[at + 8 :], crc):
         raise meta.corrupt("file check-sum is wrong", size=len(data))
 

@@ -43,9 +43,11 @@ def schema_table(message: pa.Buffer) -> int:
     return _header(memoryview(message)[8:])
 
 
-def buffer_places(message: pa.Buffer | memoryview) -> npt.NDArray[np.int64]:
-    """Per buffer of an encapsulated record batch message: where it begins in the message's body, and its length."""
-    return nodes_and_buffers(message)[1]
+def buffers_at(message: pa.Buffer | memoryview) -> tuple[int, int]:
+    """Where an encapsulated record batch message lists its buffers (places in its body, and lengths), and how many."""
+    view = memoryview(message)[8:]
+    vector, count = _vector(view, _fields(view)[1])
+    return 8 + vector + 4, count
 
 
 def nodes_and_buffers(message: pa.Buffer | memoryview) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -55,10 +57,8 @@ def nodes_and_buffers(message: pa.Buffer | memoryview) -> tuple[npt.NDArray[np.i
     message's body, and its length.
     """
     view = memoryview(message)[8:]
-    batch = _header(view)
-    vtable = batch - struct.unpack_from("<i", view, batch)[0]
-    nodes, buffers = struct.unpack_from("<2H", view, vtable + 4 + 2 * 1)  # fields 1 and 2 of RecordBatch
-    return _pairs(view, batch + nodes), _pairs(view, batch + buffers)
+    nodes, buffers = _fields(view)
+    return _pairs(view, nodes), _pairs(view, buffers)
 
 
 def column_places(schema: pa.Schema) -> list[tuple[int, int]]:
@@ -96,10 +96,23 @@ def column_array(
     return pa.Array.from_buffers(type_, length, mine, nulls, 0, children or None)
 
 
+def _fields(view: memoryview) -> tuple[int, int]:
+    """Where a record batch's flatbuffer has the offsets that lead to its nodes and to its buffers."""
+    batch = _header(view)
+    vtable = batch - struct.unpack_from("<i", view, batch)[0]
+    nodes, buffers = struct.unpack_from("<2H", view, vtable + 4 + 2 * 1)  # fields 1 and 2 of RecordBatch
+    return batch + nodes, batch + buffers
+
+
+def _vector(view: memoryview, place: int) -> tuple[int, int]:
+    """Where the vector stands that the offset at `place` leads to, and how many items it has."""
+    vector = place + struct.unpack_from("<I", view, place)[0]
+    return vector, struct.unpack_from("<I", view, vector)[0]
+
+
 def _pairs(view: memoryview, place: int) -> npt.NDArray[np.int64]:
     """A vector of pairs of 64-bit numbers in a flatbuffer, which the offset at `place` leads to."""
-    vector = place + struct.unpack_from("<I", view, place)[0]
-    count = struct.unpack_from("<I", view, vector)[0]
+    vector, count = _vector(view, place)
     return np.frombuffer(view, "<i8", 2 * count, vector + 4).reshape(count, 2)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmq_spark.log import file_format
+from rmq_spark.log import file_encoder, file_format
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import GENESIS
@@ -130,7 +130,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
         "prev": previous.digest,
         "nonce": nonce,
     }
-    encoded = file_format.encode(file_format.make_blocks("mark", [batch]), doc)
+    encoded = file_encoder.encode(file_encoder.make_blocks("mark", [batch]), doc)
     storage.create_if_absent(paths.mark(root, mark.epoch), encoded, durable=True)
 
 

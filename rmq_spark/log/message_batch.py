@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.permute import BODY, equal_width, is_constant, offsets_of, permute
+from rmq_spark.log.permute import BODY, Mover, equal_width, is_constant, offsets_of
 from rmq_spark.model import java_hash, names
 
 FEW_KINDS: Final = 16
@@ -209,33 +209,39 @@ class Runs:
 
 
 def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | None]:
-    """Return the rows stably sorted by (topic, queueId), their run index, and which row went where.
+    """Return the rows stably sorted by (topic, queueId), with what `find_runs` says of them."""
+    runs, order = find_runs(batch)
+    return batch if order is None else Mover(batch).take(order), runs, order
 
-    The last is the original row number of each sorted row, or None when the rows were sorted already.
+
+def find_runs(batch: pa.RecordBatch) -> tuple[Runs, I64 | None]:
+    """Return the run index of the rows once they are stably sorted by (topic, queueId), and which row goes where.
+
+    The latter is the number of each sorted row in `batch`, or None when the rows are sorted already.
     """
     count = batch.num_rows
     if count == 0:
         none = np.empty(0, np.int32)
-        return batch, Runs([], none, none, none, none, none), None
+        return Runs([], none, none, none, none, none), None
     topics, topic = _sorted_dictionary(batch.column("topic"))
     queue = batch.column("queueId").to_numpy(zero_copy_only=False)
     if len(topics) == 1 and queue[0] == queue[-1] and (queue == queue[0]).all():
         counts, codes = _tags_of_one_run(batch.column("tags"))
-        return batch, Runs(topics, _ZERO, queue[:1].copy(), np.array([count], np.int32), counts, codes), None
+        return Runs(topics, _ZERO, queue[:1].copy(), np.array([count], np.int32), counts, codes), None
     # With one topic, which most batches have, the queue alone tells rows apart.
     group = queue if len(topics) == 1 else topic.astype(np.int64) << 32 | queue
     order = None
     if np.any(group[1:] < group[:-1]):
         order = _stable_order(topic, queue, len(topics), group)
-        batch = permute(batch, order)
         group = group[order]
     steps = np.flatnonzero(group[1:] != group[:-1])
     starts = np.concatenate(([0], steps + 1))
     rows = np.diff(starts, append=count).astype(np.int32)
-    counts, codes = _tag_codes(batch.column("tags"), rows)
+    counts, codes = _tag_codes(batch.column("tags"), order, rows)
     heads = group[starts].astype(np.int64)
-    runs = Runs(topics, (heads >> 32).astype(np.int32), (heads & 0xFFFFFFFF).astype(np.int32), rows, counts, codes)
-    return batch, runs, order
+    return Runs(
+        topics, (heads >> 32).astype(np.int32), (heads & 0xFFFFFFFF).astype(np.int32), rows, counts, codes
+    ), order
 
 
 def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:
@@ -328,12 +334,14 @@ def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
     return [values[index] for index in order], rank[codes]
 
 
-def _tag_codes(tags: pa.StringArray, rows: I32) -> tuple[I32, I32]:
+def _tag_codes(tags: pa.StringArray, order: I64 | None, rows: I32) -> tuple[I32, I32]:
     """Distinct tag codes per run, as (count per run, codes concatenated)."""
     tags = pc.fill_null(tags, "") if tags.null_count else tags
     runs = len(rows)
     hashes, kind = _kinds(tags)
     kinds = len(hashes)
+    if order is not None and kinds > 1:
+        hashes, kind = _in_order(hashes, kind[order])
     if kinds == 1:
         return np.ones(runs, np.int32), np.full(runs, hashes[0], np.int32)
     cell = np.repeat(np.arange(0, runs * kinds, kinds, dtype=np.int64), rows)
@@ -379,6 +387,16 @@ def _kinds(tags: pa.StringArray) -> tuple[I32, npt.NDArray[Any]]:
     for index, mask in enumerate(found.values()):
         kind += mask.view(np.uint8) * np.uint8(index)
     return _hashes_at(tags, found), kind
+
+
+def _in_order(hashes: I32, kind: npt.NDArray[Any]) -> tuple[I32, npt.NDArray[Any]]:
+    """The distinct values numbered anew, in the order in which they first appear among the rows."""
+    first = np.empty(len(hashes), np.int64)
+    first[kind[::-1]] = np.arange(len(kind))[::-1]  # of those that go to one place the last one stays
+    order = np.argsort(first)
+    rank = np.empty(len(hashes), kind.dtype)
+    rank[order] = np.arange(len(hashes))
+    return hashes[order], rank[kind]
 
 
 def _few_kinds(tags: pa.StringArray) -> dict[int, npt.NDArray[np.bool_]] | None:

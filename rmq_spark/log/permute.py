@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.log import schema
-from rmq_spark.log.second_thread import meanwhile
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
-TWO_THREADS_ROWS: Final = 20_000
-"""From so many rows on, two threads move them: each step is long enough to be worth the hand-over."""
 BODY: Final = schema.ROWS.get_field_index("body")
 
 
-def permute(batch: pa.RecordBatch, order: I64) -> pa.RecordBatch:
-    """The rows in another order; columns with one value only (many are) need no work."""
-    indices = pa.array(order)
+class Mover:
+    """Rows of a batch in another order, a part at a time. What its columns are like is looked at once."""
 
-    def permuted(column: pa.Array) -> pa.Array:
-        if _is_uniform(column):
-            return column
-        found = _take_equal_widths(column, order)
-        return column.take(indices) if found is None else found
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._schema = batch.schema
+        self._columns = [_taker(column) for column in batch.columns]
 
-    # Taking a column is one long call that lets other threads run.
-    body = meanwhile(partial(permuted, batch.column(BODY)), many=len(order) >= TWO_THREADS_ROWS)
-    columns = [column if index == BODY else permuted(column) for index, column in enumerate(batch.columns)]
-    columns[BODY] = body()
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+    def take(self, order: I64) -> pa.RecordBatch:
+        """The rows with these numbers, in this order."""
+        return pa.RecordBatch.from_arrays([take(order) for take in self._columns], schema=self._schema)
 
 
-def _take_equal_widths(column: pa.Array, order: I64) -> pa.Array | None:
-    """The rows of a text or binary column whose values all have the same length; None for any other column.
+def _taker(column: pa.Array) -> Callable[[I64], pa.Array]:
+    """What takes rows of a column, in the quickest way there is for its values."""
+    if _is_uniform(column):  # many columns have one value only
+        return lambda order: column.slice(0, len(order))
+    if column.null_count == 0 and pa.types.is_primitive(column.type):
+        return _numbers_taker(column)
+    return _equal_widths_taker(column) or (lambda order: column.take(pa.array(order)))
+
+
+def _numbers_taker(column: pa.Array) -> Callable[[I64], pa.Array]:
+    values = _numbers(column)
+
+    def take(order: I64) -> pa.Array:
+        target = pa.allocate_buffer(values.itemsize * len(order))
+        values.take(order, out=np.frombuffer(target, values.dtype), mode="clip")
+        return pa.Array.from_buffers(column.type, len(order), [None, target], 0)
+
+    return take
+
+
+def _equal_widths_taker(column: pa.Array) -> Callable[[I64], pa.Array] | None:
+    """For a text or binary column whose values all have the same length; None for any other column.
 
     numpy moves items of one size several times quicker than Arrow moves values of any size.
     """
@@ -49,16 +61,17 @@ def _take_equal_widths(column: pa.Array, order: I64) -> pa.Array | None:
     if not width:
         return None
     values = np.frombuffer(column.buffers()[2], f"V{width}", len(column), begin)
-    # Memory from Arrow's pool, which keeps what it is given back. Arrays of numpy that live as long as the batch make
-    # malloc trim its heap after each append, and getting it again, page by page, costs more than the copying.
-    # A mode other than "raise" writes to `out` directly.
-    target = pa.allocate_buffer(width * len(column))
-    values.take(order, out=np.frombuffer(target, values.dtype), mode="clip")
-    ends = column.buffers()[1]  # the same in any order, unless the column is part of a longer one
-    if begin or column.offset:
-        ends = pa.allocate_buffer(4 * len(offsets))
-        np.subtract(offsets, begin, out=np.frombuffer(ends, np.int32))
-    return pa.Array.from_buffers(column.type, len(column), [None, ends, target], 0)
+    ends = pa.py_buffer(offsets - np.int32(begin))  # the same in any order
+
+    def take(order: I64) -> pa.Array:
+        # Memory from Arrow's pool, which keeps what it is given back. Arrays of numpy that live as long as the batch
+        # make malloc trim its heap after each append, and getting it again, page by page, costs more than the copying.
+        # A mode other than "raise" writes to `out` directly.
+        target = pa.allocate_buffer(width * len(order))
+        values.take(order, out=np.frombuffer(target, values.dtype), mode="clip")
+        return pa.Array.from_buffers(column.type, len(order), [None, ends.slice(0, 4 * len(order) + 4), target], 0)
+
+    return take
 
 
 def offsets_of(column: pa.Array) -> I32:
@@ -84,9 +97,14 @@ def _is_uniform(column: pa.Array) -> bool:
         return bool(offsets[0].as_py() == offsets[-1].as_py())  # no row has any entry
     if pa.types.is_binary(column.type):
         return False
-    values = np.frombuffer(column.buffers()[1], f"i{column.type.bit_width // 8}")
-    numbers = values[column.offset : column.offset + len(column)]
+    numbers = _numbers(column)
     return bool((numbers == numbers[0]).all())
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[Any]:
+    """A column of integers or times as an array; what stands at a null is not said."""
+    values = np.frombuffer(column.buffers()[1], f"i{column.type.bit_width // 8}")
+    return values[column.offset : column.offset + len(column)]
 
 
 def is_constant(column: pa.StringArray) -> bool:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, InvalidRequestError, NotFoundError
-from rmq_spark.log import file_format, scan, schema
+from rmq_spark.log import file_encoder, scan, schema
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.marks import Mark, SegmentRef, newest_mark, write_mark
@@ -190,7 +190,7 @@ def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk, state: LogState
         "state": pack_state(state),
         "nonce": nonce,
     }
-    encoded = file_format.encode(file_format.make_blocks("segment", batches), doc)
+    encoded = file_encoder.encode(file_encoder.make_blocks("segment", batches), doc)
     path = paths.segment(log.root, chunk.first, chunk.end, nonce)
     log.storage.create_if_absent(path, encoded, durable=True)
     return SegmentRef(

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -20,20 +21,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
-from rmq_spark.log import bloom, file_format, schema
+from rmq_spark.log import bloom, schema
 from rmq_spark.log.few_rows import to_message
-from rmq_spark.log.file_format import Blocks, Encoded, FileMeta, pack
+from rmq_spark.log.file_encoder import SMALL_BYTES, Blocks, Encoded, Part, make_blocks, make_part, one_block
+from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.folds import FOLD_TOPICS
 from rmq_spark.log.message_batch import (
     MessageBatch,
     Row,
     Runs,
-    sort_into_runs,
+    find_runs,
     sort_rows,
     to_record_batch,
 )
-from rmq_spark.log.permute import equal_width, offsets_of
+from rmq_spark.log.permute import Mover, equal_width, offsets_of
 from rmq_spark.log.second_thread import MANY_ROWS, meanwhile
 from rmq_spark.model import java_hash
 from rmq_spark.storage import paths
@@ -45,6 +47,9 @@ RUN_BLOCKS: Final = 8
 """A block within one run may be so many times larger than the aim, which is for blocks of several runs."""
 FEW_ROWS: Final = 128
 """Up to so many messages that came as Python values are sorted and described in plain Python."""
+
+PART_BYTES: Final = 2 * 1024 * 1024
+"""Blocks of about so many bytes together are made at a time, of rows that have to be moved."""
 
 _ID_BYTES: Final = 32
 _MSG_ID: Final = schema.ROWS.get_field_index("msgId")
@@ -87,10 +92,36 @@ def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> Prep
         raise InvalidRequestError("an append needs at least one message")
     if batch.rows is not None and batch.num_rows <= FEW_ROWS:
         return _prepare_few(batch.rows, block_bytes, kind)
-    record_batch, runs, order = sort_into_runs(batch.record_batch())
-    blocks = file_format.make_blocks(kind, cut(record_batch, runs.rows, block_bytes))
+    record_batch = batch.record_batch()
+    runs, order = find_runs(record_batch)
+    edges = block_edges(record_batch, runs.rows, block_bytes, order=order)
+    if order is None:
+        blocks = make_blocks(kind, slices(record_batch, edges))
+    else:
+        blocks = _moved_blocks(kind, record_batch, edges, order)
+    # Neither the ids' range nor the key filter depends on the order of rows.
     doc = meanwhile(partial(describe, record_batch, runs), many=batch.num_rows >= MANY_ROWS)
     return PreparedRows(blocks, runs, order, doc, [-1], batch.num_rows)
+
+
+def _moved_blocks(kind: str, batch: pa.RecordBatch, edges: list[int], order: I64) -> Blocks:
+    """The blocks of rows that have to be moved: a second thread makes them while those before are being written."""
+    mover = Mover(batch)
+    each = max(1, PART_BYTES * batch.num_rows // batch.nbytes)
+    parts: list[Callable[[], Part]] = []
+    for _, group in groupby(range(len(edges) - 1), key=lambda index: edges[index] // each):
+        indices = list(group)
+        mine = edges[indices[0] : indices[-1] + 2]
+        # The first one is for whoever waits for it.
+        parts.append(meanwhile(partial(_moved_part, kind, mover, order, mine), many=bool(parts)))
+    return Blocks(kind, parts, batch.num_rows, batch.nbytes)
+
+
+def _moved_part(kind: str, mover: Mover, order: I64, edges: list[int]) -> Part:
+    """The blocks between these edges."""
+    first = edges[0]
+    moved = mover.take(order[first : edges[-1]])
+    return make_part(kind, slices(moved, [edge - first for edge in edges]))
 
 
 def _prepare_few(given: list[Row], block_bytes: int, kind: str) -> PreparedRows:
@@ -100,10 +131,10 @@ def _prepare_few(given: list[Row], block_bytes: int, kind: str) -> PreparedRows:
     keys = [key for row in rows if row[_KEYS] for key in row[_KEYS].split(" ") if key]
     doc = _described(runs, bloom.build_few(keys), min(ids), max(ids))
     message = to_message(rows)
-    if len(message) <= file_format.SMALL_BYTES:
-        blocks = Blocks(kind, [message], None, len(rows))
+    if len(message) <= SMALL_BYTES:
+        blocks = one_block(kind, message, len(rows))
     else:
-        blocks = file_format.make_blocks(kind, cut(to_record_batch(rows), runs.rows, block_bytes))
+        blocks = make_blocks(kind, cut(to_record_batch(rows), runs.rows, block_bytes))
     return PreparedRows(blocks, runs, order, lambda: doc, [-1], len(rows))
 
 
@@ -176,9 +207,27 @@ def _packed_one(queue: int, tag_code: int) -> dict[str, str]:
 def cut(
     batch: pa.RecordBatch, run_rows: npt.NDArray[np.int32], block_bytes: int, run_bytes: int | None = None
 ) -> list[pa.RecordBatch]:
-    """Cut sorted rows into blocks of about `block_bytes`, between runs where that is possible.
+    """Cut sorted rows into blocks, where `block_edges` says."""
+    return slices(batch, block_edges(batch, run_rows, block_bytes, run_bytes))
+
+
+def slices(batch: pa.RecordBatch, edges: list[int]) -> list[pa.RecordBatch]:
+    """The rows between each edge and the next."""
+    return [batch] if len(edges) == 2 else [batch.slice(low, high - low) for low, high in pairwise(edges)]
+
+
+def block_edges(
+    batch: pa.RecordBatch,
+    run_rows: npt.NDArray[np.int32],
+    block_bytes: int,
+    run_bytes: int | None = None,
+    *,
+    order: I64 | None = None,
+) -> list[int]:
+    """Where to cut rows into blocks of about `block_bytes`, between runs where that is possible: 0, ..., all rows.
 
     A run that is larger than `run_bytes`, by default a few blocks, is cut inside; runs that are smaller share a block.
+    Rows that are not sorted yet will be once they are in this `order`.
     """
     run_bytes = run_bytes or RUN_BLOCKS * block_bytes
     count = batch.num_rows
@@ -188,8 +237,10 @@ def cut(
     enough = block_bytes if len(run_rows) > 1 else most
     # First what the buffers hold, which is known at once; a slice of them may be less, which has to be counted.
     if count == 1 or batch.get_total_buffer_size() <= enough or (total := batch.nbytes) <= enough:
-        return [batch]
+        return [0, count]
     offsets = offsets_of(batch.column("body"))
+    if order is not None and not equal_width(offsets):
+        offsets = np.concatenate((offsets[:1], offsets[0] + np.cumsum(np.diff(offsets)[order])))
     spare = max(1, (int(total) - int(offsets[-1] - offsets[0])) // count)
 
     def weight(row: int) -> int:
@@ -199,17 +250,14 @@ def cut(
 
     ends = np.cumsum(run_rows, dtype=np.int64)
     end_weights = offsets[ends] + spare * ends
-    blocks = []
-    at = 0
-    while at < count:
+    edges = [0]
+    while (at := edges[-1]) < count:
         begin = weight(at)
         end = int(ends[min(int(end_weights.searchsorted(begin + block_bytes)), len(ends) - 1)])
         if weight(end) - begin > most:
             end = _inner_end(weight, at, end, run_bytes, steps)
-        end = min(max(end, at + 1), count)
-        blocks.append(batch.slice(at, end - at))
-        at = end
-    return blocks
+        edges.append(min(max(end, at + 1), count))
+    return edges
 
 
 def _time_steps(batch: pa.RecordBatch) -> I64 | None:
@@ -290,7 +338,7 @@ def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) ->
         [file.name, meta.digest, meta.rows, meta.size, count]
         for file, meta, count in zip(files, metas, counts, strict=True)
     ]
-    empty = Blocks("commit", [], None, total)
+    empty = Blocks("commit", [], total, 0)
     return PreparedRows(empty, runs, None, lambda: doc, counts, total)
 
 

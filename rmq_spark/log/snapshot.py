@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
-from rmq_spark.log import file_format
+from rmq_spark.log import file_encoder, file_format
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.queues import Queues
@@ -58,7 +58,7 @@ def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str) -> 
         "ts": state.store_ms,
         "nonce": nonce,
     }
-    encoded = file_format.encode(file_format.make_blocks("snapshot", [batch]), doc)
+    encoded = file_encoder.encode(file_encoder.make_blocks("snapshot", [batch]), doc)
     path = paths.snapshot(root, state.offset, nonce)
     storage.create_if_absent(path, encoded, durable=False)
     for name in sorted(_names(storage, root))[:-KEEP]:

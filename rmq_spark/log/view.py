@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log import folds
-from rmq_spark.log.file_format import Encoded, FileMeta, parse
+from rmq_spark.log.file_encoder import Encoded
+from rmq_spark.log.file_format import FileMeta, parse
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.marks import Mark, find_mark, newest_mark
 from rmq_spark.log.queues import Queues

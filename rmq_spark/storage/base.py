@@ -9,15 +9,39 @@ module docstring why that call is *atomic* (one winner) and *complete* (no reade
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, overload, runtime_checkable
 
 from rmq_spark.errors import CorruptDataError, InvalidRequestError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 """Anything that `os.write` takes."""
+
+
+class Pieces(Sequence[Bytes]):
+    """What a file consists of, while some of it may still be in the making: whoever goes through it waits for each."""
+
+    least_bytes: int
+    """All pieces together have at least so many bytes."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Bytes]:
+        """The pieces in order."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return sum(1 for _ in self)
+
+    @overload
+    def __getitem__(self, index: int) -> Bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Bytes]: ...
+    def __getitem__(self, index: int | slice) -> Bytes | Sequence[Bytes]:
+        """Some of them; waits for all."""
+        return list(iter(self))[index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,9 @@ from rmq_spark.errors import (
     UnsafeStorageError,
 )
 from rmq_spark.storage.base import Bytes
-from rmq_spark.storage.local_ops import FileOps, write_all
+from rmq_spark.storage.local_ops import FileOps
 from rmq_spark.storage.local_read import LocalReader, Turn, translate
+from rmq_spark.storage.local_write import write_all
 from rmq_spark.storage.readback import Found, exists_error, join, look
 
 __all__ = ["TEMP_PREFIX", "FileOps", "LocalStorage"]
@@ -84,7 +85,7 @@ class LocalStorage(LocalReader):
         linking = False
         try:
             try:
-                write_all(ops, fd, data)
+                write_all(ops, fd, data, durable=durable)
                 if durable:
                     ops.fsync(fd)
                     if directory not in self._anchored:

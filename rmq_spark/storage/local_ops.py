@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import sys
@@ -32,14 +33,9 @@ def _find_syncfs() -> Callable[[int], int] | None:
 _SYNCFS: Final = _find_syncfs()
 _FALLOCATE: Final = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
 """Not `os.posix_fallocate`: where the file system cannot, that one writes into every page instead of saying so."""
-
-CALL_BYTES_MAX: Final = 256 * 1024
-"""What one call writes at the most."""
-
-ALLOCATE_BYTES: Final = 64 * 1024
-"""From so many bytes on a file's room is set aside at once: a fifth quicker than page by page (ext4, 2 MB)."""
-
-_IOV_MAX: Final[int] = os.sysconf("SC_IOV_MAX")
+_KEEP_SIZE: Final = 1
+_O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
+"""Linux has it."""
 
 
 class FileOps:
@@ -53,12 +49,23 @@ class FileOps:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def allocate(self, fd: int, size: int) -> None:
-        """Set room aside for `size` bytes; only a hint, which some file systems do not take."""
-        if _FALLOCATE is None or _FALLOCATE(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
+        """Set room aside for `size` bytes; only a hint, which some file systems do not take. The file stays empty."""
+        if _FALLOCATE is None or _FALLOCATE(fd, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
             return
         number = ctypes.get_errno()
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise OSError(number, os.strerror(number))
+
+    def bypass_cache(self, fd: int, on: bool) -> bool:
+        """Whether writes go straight to the disk from here on, if that is wanted; some file systems cannot do that."""
+        try:
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | _O_DIRECT if on else flags & ~_O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return False
+        return on and _O_DIRECT != 0
 
     def open_existing(self, path: str) -> int:
         """Open a finished file in order to flush it."""
@@ -108,62 +115,3 @@ class FileOps:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def write_all(ops: FileOps, fd: int, data: Sequence[Bytes]) -> None:
-    """Write every byte of every piece, however many calls it takes; the last piece is asked for late."""
-    if not data:
-        return
-    early = data[:-1]
-    total = _size(early)
-    if total < ALLOCATE_BYTES:
-        data = [*early, data[-1]]
-        total += _size(data[-1:])
-        if total >= ALLOCATE_BYTES:
-            ops.allocate(fd, total)
-        if len(data) > _IOV_MAX or total > CALL_BYTES_MAX:
-            _write_rest(ops, fd, data, 0)
-        elif total and (taken := ops.writev(fd, data)) < total:
-            _write_rest(ops, fd, data, taken)
-        return
-    ops.allocate(fd, total)
-    # Past a few hundred kilobytes a call, Linux looks for huge pages to hold the file, which may take many times as
-    # long as the writing, so large files are written in parts.
-    _write_rest(ops, fd, early, 0)
-    _write_rest(ops, fd, data[-1:], 0)
-
-
-def _size(pieces: Sequence[Bytes]) -> int:
-    total = 0
-    for piece in pieces:
-        total += piece.nbytes if isinstance(piece, memoryview) else len(piece)
-    return total
-
-
-def _write_rest(ops: FileOps, fd: int, data: Sequence[Bytes], taken: int) -> None:
-    """Go on after the first `taken` bytes; a call may take part of a piece."""
-    rest = [memoryview(piece).cast("B") for piece in data if len(piece)]
-    done = 0
-    while True:
-        while done < len(rest) and taken >= len(rest[done]):
-            taken -= len(rest[done])
-            done += 1
-        if done == len(rest):
-            return
-        if taken:
-            rest[done] = rest[done][taken:]
-        taken = ops.writev(fd, _call(rest, done))
-        if taken <= 0:
-            raise OSError(errno.EIO, "the file system takes no more bytes and gives no reason")
-
-
-def _call(rest: list[memoryview], done: int) -> list[memoryview]:
-    """What the next call writes: pieces from `done` on, up to the limits of a call."""
-    pieces: list[memoryview] = []
-    room = CALL_BYTES_MAX
-    for piece in rest[done : done + _IOV_MAX]:
-        pieces.append(piece[:room])
-        room -= len(piece)
-        if room <= 0:
-            break
-    return pieces

@@ -904,10 +904,10 @@ import sys, threading, time
 import pyarrow as pa
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.permute import TWO_THREADS_ROWS as MANY_ROWS
+from rmq_spark.log.second_thread import MANY_ROWS
 from rmq_spark.storage.local import LocalStorage
 
-count = MANY_ROWS
+count = 10 * MANY_ROWS
 table = pa.table({
     "topic": ["t"] * count, "queueId": pa.array([number % 2 for number in range(count)], pa.int32()),
     "msgId": [f"{number:032X}" for number in range(count)], "body": [b"x"] * count,
@@ -926,4 +926,4 @@ threading.Thread(target=late).start()
 def test_a_large_append_after_the_main_thread_has_ended(tmp_path: Path) -> None:
     """Python starts no more work in other threads then; the caller's own has to do."""
     done = subprocess.run([sys.executable, "-c", _LATE, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "20000", done.stderr
+    assert done.stdout.strip() == "50000", done.stderr

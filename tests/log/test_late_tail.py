@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ import pytest
 from faulty import BROKER, ROOT, open_log
 
 from rmq_spark.log import rows as prepared
-from rmq_spark.log.file_format import Encoded, check_whole, make_blocks
+from rmq_spark.log.file_encoder import Encoded, make_blocks
+from rmq_spark.log.file_format import check_whole
 from rmq_spark.log.group_commit import Request
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.second_thread import MANY_ROWS
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
-from rmq_spark.storage.base import Bytes
+from rmq_spark.storage.base import Bytes, Pieces
 from rmq_spark.storage.local import TEMP_PREFIX, FileOps, LocalStorage
-from rmq_spark.storage.local_ops import ALLOCATE_BYTES, write_all
+from rmq_spark.storage.local_write import ALLOCATE_BYTES, write_all
 
 
 def many(rows: int = MANY_ROWS, queues: int = 3) -> MessageBatch:
@@ -42,20 +44,16 @@ def many(rows: int = MANY_ROWS, queues: int = 3) -> MessageBatch:
     )
 
 
-class Pieces(Sequence[Any]):
-    """Two pieces; notes when more than the first is asked for."""
+class Late(Pieces):
+    """Pieces; notes when each of them is asked for."""
 
-    def __init__(self, early: bytes, seen: list[str]) -> None:
-        self._early, self._seen = early, seen
+    def __init__(self, pieces: list[bytes], least_bytes: int, seen: list[str]) -> None:
+        self._pieces, self.least_bytes, self._seen = pieces, least_bytes, seen
 
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: Any) -> Any:
-        if index == slice(None, -1):
-            return [self._early]
-        self._seen.append("asked")
-        return [self._early, b"tail"][index]
+    def __iter__(self) -> Iterator[Bytes]:
+        for piece in self._pieces:
+            self._seen.append("asked")
+            yield piece
 
 
 class Noting(FileOps):
@@ -69,12 +67,16 @@ class Noting(FileOps):
 
 @pytest.mark.parametrize(
     ("size", "order"),
-    [(0, ["asked", "written"]), (100, ["asked", "written"]), (ALLOCATE_BYTES, ["written", "asked", "written"])],
+    [
+        (0, ["asked", "asked", "written"]),
+        (100, ["asked", "asked", "written"]),
+        (ALLOCATE_BYTES, ["asked", "written", "asked", "written"]),
+    ],
 )
-def test_the_last_piece_is_asked_for_when_the_others_are_written(tmp_path: Path, size: int, order: list[str]) -> None:
+def test_a_piece_is_asked_for_when_those_before_are_written(tmp_path: Path, size: int, order: list[str]) -> None:
     seen: list[str] = []
     with (tmp_path / "file").open("wb") as file:
-        write_all(Noting(seen), file.fileno(), Pieces(b"x" * size, seen))
+        write_all(Noting(seen), file.fileno(), Late([b"x" * size, b"tail"], size, seen), durable=False)
     assert (tmp_path / "file").read_bytes() == b"x" * size + b"tail"
     assert seen == order
 
@@ -89,12 +91,12 @@ def test_pieces_before_the_tail_do_not_wait_for_the_document() -> None:
         return {**rows.doc(), "nonce": "n"}
 
     file = Encoded(make_blocks("rows", [batch]), document)
-    assert len(file) == 3
-    assert len(file[:-1]) == 2
+    early = list(islice(file, 2))
     assert asked == []
     data = b"".join(file)
     assert len(data) == file.tail.file_size == sum(len(piece) for piece in file)
     assert asked == [1]
+    assert len(file) == 3 and file[:-1] == early
     assert check_whole("rows", data).digest == file.tail.digest
 
 

@@ -25,7 +25,7 @@ from rmq_spark.errors import (
     UnavailableError,
     UnsupportedVersionError,
 )
-from rmq_spark.log import file_format, folds
+from rmq_spark.log import file_encoder, folds
 from rmq_spark.log import roll as roll_module
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
@@ -83,7 +83,7 @@ def plant(log: CommitLog, rows: PreparedRows, **changed: Any) -> str:
         **changed,
     }
     path = paths.commit(ROOT, state.offset)
-    log.storage.create_if_absent(path, file_format.encode(rows.blocks, doc))
+    log.storage.create_if_absent(path, file_encoder.encode(rows.blocks, doc))
     return path
 
 
@@ -163,7 +163,7 @@ class TestStateMessages:
             write_row_file(log.storage, ROOT, batch, nonce="n1", block_bytes=1 << 18)
         assert list(log.storage.list(paths.data(ROOT))) == []
         rows = prepare(batch, 1 << 18, "rows")
-        encoded = file_format.encode(rows.blocks, {**rows.doc(), "nonce": "n2"})
+        encoded = file_encoder.encode(rows.blocks, {**rows.doc(), "nonce": "n2"})
         log.storage.create_if_absent(paths.data_file(ROOT, "n2.arrow"), encoded)
         file = RowFile("n2.arrow", encoded.tail.digest, 2, encoded.tail.file_size, 2)
         with pytest.raises(InvalidRequestError, match="state messages"):
@@ -196,7 +196,7 @@ class TestRecover:
     def test_a_commit_of_a_newer_version_is_not_moved(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=1)
         with monkeypatch.context() as newer:
-            newer.setattr(file_format, "VERSION", 2)
+            newer.setattr(file_encoder, "VERSION", 2)
             plant(log, prepare(message("newer"), 1 << 18))
         names = sorted(info.name for info in log.storage.list(paths.commitlog(ROOT)))
         for force in (False, True):
@@ -207,7 +207,7 @@ class TestRecover:
     def test_one_behind_a_hole_is_not_moved_either(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=3, flush=Flush.ASYNC)
         with monkeypatch.context() as newer:
-            newer.setattr(file_format, "VERSION", 2)
+            newer.setattr(file_encoder, "VERSION", 2)
             plant(log, prepare(message("newer"), 1 << 18))
         log.storage.delete(paths.commit(ROOT, 1))
         with pytest.raises(UnsupportedVersionError):
@@ -363,7 +363,7 @@ class TestVerifyLooksDeeper:
         log = filled(count=1)
         rows = prepare(tagged("m", "T", "k"), 1 << 18, "rows")
         wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc()[field]
-        encoded = file_format.encode(rows.blocks, {**rows.doc(), field: wrong, "nonce": "n1"})
+        encoded = file_encoder.encode(rows.blocks, {**rows.doc(), field: wrong, "nonce": "n1"})
         path = paths.data_file(ROOT, "n1.arrow")
         log.storage.create_if_absent(path, encoded)
         log.append_files([RowFile("n1.arrow", encoded.tail.digest, 1, encoded.tail.file_size, 1)])

@@ -1,0 +1,207 @@
+"""Rows that have to be moved are moved part by part, by two threads; the result is what Arrow would have written."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from faulty import BROKER, ROOT, open_log
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq_spark.log import rows as prepared
+from rmq_spark.log import schema
+from rmq_spark.log.file_encoder import Encoded
+from rmq_spark.log.file_format import check_whole
+from rmq_spark.log.message_batch import MessageBatch, sort_into_runs
+from rmq_spark.log.rows import PreparedRows, block_edges, prepare, slices
+from rmq_spark.log.verify import verify
+from rmq_spark.storage import paths
+from rmq_spark.storage.local import LocalStorage
+
+BLOCK_BYTES = 1 << 14
+COUNT = 3_000
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "PART_BYTES", 1 << 16)
+
+
+def table(rows: int = COUNT, *, wide: bool = False, first: int = 0, nulls: bool = True) -> pa.Table:
+    """Messages in two topics and fifty queues, none of them where it belongs."""
+    number = np.arange(first, first + rows)
+    return pa.table(
+        {
+            "topic": pa.array(["a", "b"]).take(pa.array(number % 2)),
+            "queueId": pa.array((number * 7 % 50).astype(np.int32)),
+            "msgId": [f"{value:032d}" for value in number.tolist()],
+            "tags": pa.array(["x", None if nulls else "z", "y"]).take(pa.array(number % 3)),
+            "keys": [f"k{value}" for value in number.tolist()],
+            "body": [b"%08d" % value if wide else b"%d" % value * (value % 5) for value in number.tolist()],
+            "bornTimestamp": pa.array(number).cast(pa.timestamp("ms", "UTC")),
+            "properties": pa.array([[("n", str(value))] * (value % 3) for value in number.tolist()], schema.PROPERTIES),
+        }
+    )
+
+
+def blocks_of_arrow(batch: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> list[pa.RecordBatch]:
+    """The blocks as they would be if all rows were moved at once."""
+    ordered, runs, order = sort_into_runs(batch)
+    edges = block_edges(batch, runs.rows, block_bytes, order=order)
+    assert all(low < high for low, high in pairwise(edges)) and edges[-1] == batch.num_rows
+    return slices(ordered, edges)
+
+
+def blocks_of(rows: PreparedRows) -> list[pa.RecordBatch]:
+    """The blocks as pyarrow reads them."""
+    found = []
+    for part in rows.blocks.parts:
+        data = pa.py_buffer(part().data)
+        at = 0
+        for header, body in part().places:
+            found.append(pa.ipc.read_record_batch(data.slice(at, header + body), schema.ROWS))
+            at += header + body
+        assert at == data.size
+    for batch in found:
+        batch.validate(full=True)
+    return found
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("cut", [0, 1, 13])
+def test_blocks_are_those_of_arrow(wide: bool, cut: int) -> None:
+    batch = MessageBatch.from_arrow(table(wide=wide).slice(cut))
+    rows = prepare(batch, BLOCK_BYTES)
+    assert len(rows.blocks.parts) > 3
+    assert blocks_of(rows) == blocks_of_arrow(batch.record_batch())
+
+
+def test_the_file_is_whole_and_its_metadata_that_of_sorted_rows() -> None:
+    moved = prepare(MessageBatch.from_arrow(table()), BLOCK_BYTES)
+    ordered, _, _ = sort_into_runs(MessageBatch.from_arrow(table()).record_batch())
+    in_place = prepare(MessageBatch(table=pa.Table.from_batches([ordered])), BLOCK_BYTES)
+    metas = [
+        check_whole("rows", b"".join(Encoded(rows.blocks, lambda rows=rows: {**rows.doc(), "nonce": "n"})))  # type: ignore[misc]
+        for rows in (moved, in_place)
+    ]
+    for name in ("kind", "rows", "topics", "runs", "tagn", "bloom", "ids"):
+        assert metas[0].doc[name] == metas[1].doc[name]
+    ends = np.cumsum(metas[0].runs.tag_counts)[:-1]
+    for mine, other in zip(*(np.split(meta.runs.tag_codes, ends) for meta in metas), strict=True):
+        assert set(mine.tolist()) == set(other.tolist())
+
+
+@given(
+    values=st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=9), st.none() | st.text(max_size=3)), min_size=1)
+)
+def test_any_rows_are_moved_as_arrow_would(values: list[tuple[int, bytes, str | None]]) -> None:
+    given_rows = pa.table(
+        {
+            "topic": ["a"] * len(values) * 20,
+            "queueId": pa.array([queue for queue, _, _ in values] * 20, pa.int32()),
+            "msgId": [f"{number}" for number in range(20 * len(values))],
+            "keys": pa.array([key for _, _, key in values] * 20, pa.string()),
+            "body": pa.array([body for _, body, _ in values] * 20, pa.binary()),
+            "bornTimestamp": pa.array(range(20 * len(values)), pa.timestamp("ms", "UTC")),
+        }
+    )
+    batch = MessageBatch.from_arrow(given_rows)
+    rows = prepare(batch, 512)
+    assert blocks_of(rows) == blocks_of_arrow(batch.record_batch(), 512)
+
+
+def test_bitmaps_that_say_nothing_do_not_make_the_file_longer(tmp_path: Path) -> None:
+    """Room is set aside by what the rows have in memory: some of it is not written."""
+    given_rows = table(nulls=False)
+    valid = pa.py_buffer(b"\xff" * (COUNT // 8 + 1))
+    columns = []
+    for column in given_rows.columns:
+        array = column.combine_chunks()
+        if array.type == pa.string():
+            array = pa.Array.from_buffers(array.type, COUNT, [valid, *array.buffers()[1:]], 0)
+        columns.append(array)
+    batch = MessageBatch.from_arrow(pa.table(columns, given_rows.schema.names))
+    log = open_log(LocalStorage(tmp_path))
+    log.append(batch)
+    log.close()
+    assert verify(log.storage, ROOT, BROKER).ok
+    path = paths.commit(ROOT, 0)
+    assert check_whole(path, (tmp_path / path).read_bytes()).rows == COUNT
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_rows_stay_together_and_in_the_order_of_their_queue(tmp_path: Path, flush: str) -> None:
+    log = open_log(LocalStorage(tmp_path), flush=flush)
+    done = log.append(MessageBatch.from_arrow(table()))
+    log.append(MessageBatch.from_arrow(table(first=COUNT)))
+    found: dict[tuple[str, int], list[int]] = {}
+    for batch in log.scan():
+        for row in batch.to_pylist():
+            assert row["keys"] == f"k{int(row['msgId'])}"
+            found.setdefault((row["topic"], row["queueId"]), []).append(int(row["msgId"]))
+    log.close()
+    assert verify(log.storage, ROOT, BROKER).ok
+    assert sum(map(len, found.values())) == 2 * COUNT
+    assert all(numbers == sorted(numbers) for numbers in found.values())
+    assert done.commit_offsets is not None and sorted(done.commit_offsets.tolist()) == list(range(COUNT))
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, parts: int) -> None:
+    """Let the next `parts` parts fail."""
+    real, left = prepared.make_part, [error] * parts
+
+    def make_part(*args: Any) -> Any:
+        if left:
+            raise left.pop()
+        return real(*args)
+
+    monkeypatch.setattr(prepared, "make_part", make_part)
+
+
+def test_a_part_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(LocalStorage(tmp_path))
+    batch = MessageBatch.from_arrow(table())
+    failing(monkeypatch, MemoryError("no room"), 1_000)
+    with pytest.raises(MemoryError):
+        log.append(batch)
+    monkeypatch.undo()
+    assert list((tmp_path / "brokers").rglob("*.arrow")) == [] and list(tmp_path.rglob(".rmq-tmp*")) == []
+    assert log.append(batch).commit_offsets is not None  # not an unclear outcome: nothing stands in its way
+    log.close()
+    report = verify(log.storage, ROOT, BROKER)
+    assert report.ok and report.messages == COUNT
+
+
+def test_a_part_that_fails_once_in_the_other_thread_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = MessageBatch.from_arrow(table())
+    rows = prepare(batch, BLOCK_BYTES)  # the other thread may be busy with it already
+    expected = b"".join(part().data for part in rows.blocks.parts)
+    failing(monkeypatch, MemoryError("no room"), 1)
+    again = prepare(batch, BLOCK_BYTES)
+    made = []
+    for part in again.blocks.parts:
+        try:
+            made.append(part().data)
+        except MemoryError:
+            made.append(part().data)
+    assert b"".join(made) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12: fork beside threads, on purpose
+def test_a_forked_child_moves_rows_too() -> None:
+    batch = MessageBatch.from_arrow(table())
+    rows = prepare(batch, BLOCK_BYTES)  # the parent's threads are running
+    child = os.fork()
+    if child == 0:
+        mine = prepare(batch, BLOCK_BYTES)
+        os._exit(0 if sum(len(part().places) for part in mine.blocks.parts) > 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sum(len(part().places) for part in rows.blocks.parts) > 3
