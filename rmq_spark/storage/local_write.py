@@ -142,10 +142,9 @@ def _write_blocks(ops: FileOps, fd: int, memory: mmap.mmap, used: int) -> int:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            ops.bypass_cache(fd, False)  # the file system wants it through the cache after all
+            # It wants this through the cache after all, or it has taken part of a block before.
+            ops.bypass_cache(fd, False)
             taken = _taken(ops.writev(fd, [view]))
-        if taken % _BLOCK:
-            ops.bypass_cache(fd, False)  # the file's end is no place for a block any more
         view = view[taken:]
     memory.move(0, end, used - end)
     return used - end
