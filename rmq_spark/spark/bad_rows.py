@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
+from rmq_spark.log.permute import offsets_of
 
 BOOL = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
@@ -95,6 +96,29 @@ def shown_text(texts: pa.Array) -> pa.Array:
     return pc.if_else(is_blank(cut), pa.scalar(None, pa.string()), cut)
 
 
+def is_plain(texts: pa.Array) -> bool:
+    """Whether no text is null or empty, and all bytes are ASCII and not white space. No says nothing.
+
+    One quick pass, and a yes saves the slow looks for what is blank or not UTF-8.
+    """
+    if texts.null_count or not len(texts):
+        return False
+    offsets = offsets_of(texts)
+    return not (offsets[1:] == offsets[:-1]).any() and int(_bytes_of(texts).min()) > ord(" ")
+
+
+def has_byte(texts: pa.Array, byte: str) -> bool:
+    """Whether any text has this ASCII character; what stands at a null counts, too."""
+    return bool((_bytes_of(texts) == ord(byte)).any())
+
+
+def _bytes_of(texts: pa.Array) -> npt.NDArray[np.int8]:
+    """All bytes of all texts; those that are not ASCII are below zero."""
+    offsets = offsets_of(texts)
+    data = np.frombuffer(texts.buffers()[2] or b"", np.int8)
+    return data[int(offsets[0]) : int(offsets[-1])]
+
+
 def is_blank(texts: pa.Array) -> pa.Array:
     """Where a text has nothing but white space, or nothing at all; null stays null."""
     return pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
@@ -105,6 +129,8 @@ def repair_text(texts: pa.Array) -> tuple[pa.Array, BOOL] | None:
 
     Spark lets such strings pass; Arrow calls them strings and then fails on them.
     """
+    if is_plain(texts):
+        return None
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:

@@ -17,11 +17,12 @@ from rmq_spark.client.compression import compress_column
 from rmq_spark.clock import Clock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
+from rmq_spark.log.permute import offsets_of
 from rmq_spark.model import names, properties
 from rmq_spark.model.java_hash import java_hashes
 from rmq_spark.model.message_id import UniqueIds, own_address
 from rmq_spark.spark import bad_rows, pairs
-from rmq_spark.spark.bad_rows import Faults, is_blank, repair_text
+from rmq_spark.spark.bad_rows import Faults, has_byte, is_blank, is_plain, repair_text
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.pairs import Pairs
 from rmq_spark.spark.parking import check_delays, park
@@ -34,6 +35,8 @@ I64 = npt.NDArray[np.int64]
 BAD_PROPERTIES_BYTES_MAX: Final = 16_384
 """A bad row keeps its own properties if they have no more than this: the rest is for what is said about it."""
 
+_PAIRS_BYTES: Final = 12
+"""What a tag and keys need in RocketMQ's property string beside themselves: their names and the marks between."""
 _RESERVED: Final = pa.array(sorted(properties.RESERVED), pa.string())
 _TEXTS: Final = ("topic", "tags", "keys", "shardingKey")
 _DIGITS: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
@@ -324,12 +327,11 @@ def _check_values(columns: Columns, faults: Faults) -> None:
         faults.mark(body.is_null(), "its body is null")
     if body.nbytes > names.BODY_BYTES_MAX:
         faults.mark(pc.greater(pc.binary_length(body), names.BODY_BYTES_MAX), "its body is over 4 MiB")
-    if (tags := columns.get("tags")) is not None:
-        faults.mark(is_blank(tags), "its tag is blank; leave it null")
+    for name, shown in (("tags", "tag"), ("keys", "keys"), ("shardingKey", "shardingKey")):
+        if name in columns and not is_plain(columns[name]):
+            faults.mark(is_blank(columns[name]), f"its {shown} is blank; leave it null")
+    if (tags := columns.get("tags")) is not None and has_byte(tags, "|"):
         faults.mark(pc.match_substring(tags, "|"), "its tag has a '|'")
-    for name in ("keys", "shardingKey"):
-        if name in columns:
-            faults.mark(is_blank(columns[name]), f"its {name} is blank; leave it null")
     if (flag := numbers_of(columns, "flag")) is not None:
         faults.mark(flag != flag.astype(np.int32), "its flag does not fit 32 bits")
 
@@ -397,12 +399,19 @@ def _check_size(columns: Columns, stored: Pairs, count: int, faults: Faults) -> 
     """Mark rows whose properties, tag and keys do not fit RocketMQ's property string together."""
     texts = [columns[name] for name in ("tags", "keys") if name in columns]
     total = stored.names.nbytes + stored.values.nbytes + sum(text.nbytes for text in texts)
-    if total < names.PROPERTIES_BYTES_MAX:
+    if total + _PAIRS_BYTES <= names.PROPERTIES_BYTES_MAX:
         return
-    sizes: Any = stored.sizes(count) + 12
+    if not len(stored.rows) and _PAIRS_BYTES + sum(_longest(text) for text in texts) <= names.PROPERTIES_BYTES_MAX:
+        return
+    sizes: Any = stored.sizes(count) + _PAIRS_BYTES
     for text in texts:
         sizes = sizes + pc.fill_null(pc.binary_length(text), 0).to_numpy(zero_copy_only=False)
     faults.mark(sizes > names.PROPERTIES_BYTES_MAX, "its properties, tag and keys are over 32767 bytes together")
+
+
+def _longest(texts: pa.Array) -> int:
+    offsets = offsets_of(texts)
+    return int((offsets[1:] - offsets[:-1]).max(initial=0))
 
 
 def _kept_pairs(given: Pairs, rows: I64, count: int) -> Pairs:

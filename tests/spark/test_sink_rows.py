@@ -19,6 +19,7 @@ from rmq_spark.model import names
 from rmq_spark.model.java_hash import java_hash
 from rmq_spark.model.message_id import UniqueIds
 from rmq_spark.model.properties import RESERVED
+from rmq_spark.spark.bad_rows import has_byte, is_blank, is_plain, repair_text
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.sink_columns import COLUMNS, to_columns
 from rmq_spark.spark.sink_plan import SinkPlan
@@ -419,3 +420,38 @@ def test_large_bodies_are_compressed_as_producers_do() -> None:
     assert flags == [0x301, 0, 0, 0], "a body that would grow stays as it is"
     assert len(table.column("body")[0].as_py()) < 100
     assert decompress(table.combine_chunks().to_batches()[0]).column("body").to_pylist() == bodies
+
+
+@given(
+    texts=st.lists(st.none() | st.text(max_size=4) | st.sampled_from(["a", "b|c", " ", "é", "\x7f", "\x1f"])),
+    cut=st.integers(0, 3),
+)
+def test_the_quick_look_lets_nothing_bad_pass(texts: list[str | None], cut: int) -> None:
+    column = pa.array(texts, pa.string()).slice(cut)
+    kept = texts[cut:]
+    if is_plain(column):
+        assert all(text is not None and text and not text.isspace() and text.isascii() for text in kept)
+        assert not any(is_blank(column).to_pylist())
+    else:
+        assert not kept or any(
+            text is None or not text or not all("!" <= character <= "\x7f" for character in text) for text in kept
+        )
+    assert has_byte(column, "|") == any(text is not None and "|" in text for text in kept)
+
+
+def test_bytes_that_are_not_utf8_do_not_look_plain() -> None:
+    column = pa.array([b"good", b"\xffbad"]).view(pa.string())
+    assert not is_plain(column)
+    assert repair_text(column) is not None
+
+
+@pytest.mark.parametrize(
+    ("keys", "good"), [(names.PROPERTIES_BYTES_MAX - 16, True), (names.PROPERTIES_BYTES_MAX - 15, False)]
+)
+def test_long_keys_are_measured_with_their_tag(keys: int, good: bool) -> None:
+    rows = [{"body": b"", "tags": "four", "keys": "k" * keys}]
+    if good:
+        assert make(rows, topic="t")[0]["keys"] == "k" * keys
+    else:
+        with pytest.raises(InvalidRequestError, match="over 32767 bytes together"):
+            make(rows, topic="t")
