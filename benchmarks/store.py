@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +33,14 @@ from rmq_spark.storage.local import LocalStorage
 BODY = b"x" * 100
 
 
+@cache
+def place_of_all():
+    """Where everything is written; removed at the end, not before: for a while after that, new files take longer."""
+    return tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=os.environ.get("RMQ_BENCH_DIR"))
+
+
 def directory():
-    return tempfile.mkdtemp(prefix="rmq-bench-", dir=os.environ.get("RMQ_BENCH_DIR"))
+    return tempfile.mkdtemp(dir=place_of_all().name)
 
 
 def open_log(place, **settings):

@@ -67,8 +67,8 @@ class Blocks:
     kind: str
     parts: Sequence[Callable[[], Part]]
     rows: int
-    least_bytes: int
-    """They have at least so many bytes together."""
+    about_bytes: int
+    """They have about so many bytes together."""
 
     def table(self) -> str | None:
         """The packed block table; None for a file without one."""
@@ -78,11 +78,16 @@ class Blocks:
         )
 
 
+def made(part: Part) -> Callable[[], Part]:
+    """A part for which nobody has to wait."""
+    return lambda: part
+
+
 def one_block(kind: str, message: bytes, rows: int) -> Blocks:
     """The only block of a file, which is small: an encapsulated IPC message."""
     body = _body_at(message, 0)
     part = Part(message, [(body, len(message) - body)])
-    return Blocks(kind, [lambda: part], rows, len(message))
+    return Blocks(kind, [made(part)], rows, len(message))
 
 
 def make_blocks(kind: str, batches: Sequence[pa.RecordBatch]) -> Blocks:
@@ -90,7 +95,7 @@ def make_blocks(kind: str, batches: Sequence[pa.RecordBatch]) -> Blocks:
     part = make_part(kind, batches)
     if len(batches) == 1 and len(part.data) <= SMALL_BYTES:
         part = Part(part.data, part.places)
-    return Blocks(kind, [lambda: part], sum(batch.num_rows for batch in batches), len(part.data))
+    return Blocks(kind, [made(part)], sum(batch.num_rows for batch in batches), len(part.data))
 
 
 def make_part(kind: str, batches: Sequence[pa.RecordBatch]) -> Part:
@@ -98,13 +103,7 @@ def make_part(kind: str, batches: Sequence[pa.RecordBatch]) -> Part:
 
     All of them stand in one piece of memory: few long steps, during which other threads run, not many short ones.
     """
-    sizes = [pa.ipc.get_record_batch_size(batch) for batch in batches]
-    begin = len(_schema_message(kind))
-    memory = pa.allocate_buffer(begin + sum(sizes) + len(ipc_file.END_OF_STREAM))
-    with pa.ipc.new_stream(pa.FixedSizeBufferWriter(memory), SCHEMAS[kind]) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
-    data = memoryview(memory)[begin : begin + sum(sizes)]
+    data, sizes = _serialised(kind, batches)
     starts = list(accumulate(sizes, initial=0))
     bodies = [_body_at(data, start) for start in starts[:-1]]
     ends = _column_ends(kind, data, starts, bodies)
@@ -116,6 +115,20 @@ def make_part(kind: str, batches: Sequence[pa.RecordBatch]) -> Part:
         sums += [crc32(data[at + low : at + high]) for low, high in pairwise([0, *mine])]
     table = BlockTable(np.array(fixed, np.uint32), np.array(sums, np.uint32), ends)
     return Part(data, [(body, size - body) for body, size in zip(bodies, sizes, strict=True)], table)
+
+
+def _serialised(kind: str, batches: Sequence[pa.RecordBatch]) -> tuple[memoryview, list[int]]:
+    """The messages of the batches, one behind the other, and their sizes."""
+    if len(batches) == 1:
+        message = memoryview(batches[0].serialize())
+        return message, [len(message)]
+    sizes = [pa.ipc.get_record_batch_size(batch) for batch in batches]
+    begin, size = len(_schema_message(kind)), sum(sizes)
+    memory = pa.allocate_buffer(begin + size + len(ipc_file.END_OF_STREAM))
+    with pa.ipc.new_stream(pa.FixedSizeBufferWriter(memory), SCHEMAS[kind]) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return memoryview(memory)[begin : begin + size], sizes
 
 
 def _body_at(data: memoryview | bytes, start: int) -> int:
@@ -173,7 +186,7 @@ class Encoded(Pieces):
         self._blocks = blocks
         self._doc = doc
         self._tail: Tail | None = None
-        self.least_bytes = blocks.least_bytes
+        self.about_bytes = blocks.about_bytes
 
     def __iter__(self) -> Iterator[memoryview | bytes]:
         """The pieces in order."""

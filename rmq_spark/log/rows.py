@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import bloom, schema
 from rmq_spark.log.few_rows import to_message
-from rmq_spark.log.file_encoder import SMALL_BYTES, Blocks, Encoded, Part, make_blocks, make_part, one_block
+from rmq_spark.log.file_encoder import SMALL_BYTES, Blocks, Encoded, Part, made, make_blocks, make_part, one_block
 from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.folds import FOLD_TOPICS
@@ -107,13 +107,13 @@ def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> Prep
 def _moved_blocks(kind: str, batch: pa.RecordBatch, edges: list[int], order: I64) -> Blocks:
     """The blocks of rows that have to be moved: a second thread makes them while those before are being written."""
     mover = Mover(batch)
-    each = max(1, PART_BYTES * batch.num_rows // batch.nbytes)
+    each = -(-batch.num_rows // max(1, batch.nbytes // PART_BYTES))
     parts: list[Callable[[], Part]] = []
     for _, group in groupby(range(len(edges) - 1), key=lambda index: edges[index] // each):
         indices = list(group)
-        mine = edges[indices[0] : indices[-1] + 2]
-        # The first one is for whoever waits for it.
-        parts.append(meanwhile(partial(_moved_part, kind, mover, order, mine), many=bool(parts)))
+        part = partial(_moved_part, kind, mover, order, edges[indices[0] : indices[-1] + 2])
+        # The first one is made at once: nothing can be written before.
+        parts.append(meanwhile(part, many=True) if parts else made(part()))
     return Blocks(kind, parts, batch.num_rows, batch.nbytes)
 
 

@@ -24,8 +24,8 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 class Pieces(Sequence[Bytes]):
     """What a file consists of, while some of it may still be in the making: whoever goes through it waits for each."""
 
-    least_bytes: int
-    """All pieces together have at least so many bytes."""
+    about_bytes: int
+    """All pieces together have about so many bytes."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Bytes]:

@@ -33,7 +33,6 @@ def _find_syncfs() -> Callable[[int], int] | None:
 _SYNCFS: Final = _find_syncfs()
 _FALLOCATE: Final = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
 """Not `os.posix_fallocate`: where the file system cannot, that one writes into every page instead of saying so."""
-_KEEP_SIZE: Final = 1
 _O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 """Linux has it."""
 
@@ -49,12 +48,16 @@ class FileOps:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def allocate(self, fd: int, size: int) -> None:
-        """Set room aside for `size` bytes; only a hint, which some file systems do not take. The file stays empty."""
-        if _FALLOCATE is None or _FALLOCATE(fd, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
+        """Make a file `size` bytes long, with room for them; only a hint, which some file systems do not take."""
+        if _FALLOCATE is None or _FALLOCATE(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
             return
         number = ctypes.get_errno()
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise OSError(number, os.strerror(number))
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut a file to `size` bytes."""
+        os.ftruncate(fd, size)
 
     def bypass_cache(self, fd: int, on: bool) -> bool:
         """Whether writes go straight to the disk from here on, if that is wanted; some file systems cannot do that."""

@@ -50,8 +50,8 @@ def write_all(ops: FileOps, fd: int, data: Sequence[Bytes], *, durable: bool) ->
         data: the pieces, in order.
         durable: whether the file is going to be flushed.
     """
-    least = data.least_bytes if isinstance(data, Pieces) else _size(data)
-    if least < ALLOCATE_BYTES:
+    about = data.about_bytes if isinstance(data, Pieces) else _size(data)
+    if about < ALLOCATE_BYTES:
         data = list(iter(data))  # a list of the sequence itself would first count what is in it
         total = _size(data)
         if total >= ALLOCATE_BYTES:
@@ -61,19 +61,39 @@ def write_all(ops: FileOps, fd: int, data: Sequence[Bytes], *, durable: bool) ->
         elif total and (taken := ops.writev(fd, data)) < total:
             _write_rest(ops, fd, data, taken)
         return
-    ops.allocate(fd, least)
-    if durable and least >= DIRECT_BYTES and ops.bypass_cache(fd, True):
-        left = _write_direct(ops, fd, data)
-        ops.bypass_cache(fd, False)
-        data = [left]
-    for piece in data:
-        _write_rest(ops, fd, [piece], 0)
+    ops.allocate(fd, about)
+    if durable and about >= DIRECT_BYTES and ops.bypass_cache(fd, True):
+        written = _write_direct(ops, fd, data)
+    else:
+        written = _write_cached(ops, fd, data)
+    if written < about:
+        ops.truncate(fd, written)
 
 
 def _size(pieces: Sequence[Bytes]) -> int:
     total = 0
     for piece in pieces:
         total += piece.nbytes if isinstance(piece, memoryview) else len(piece)
+    return total
+
+
+def _write_cached(ops: FileOps, fd: int, pieces: Iterable[Bytes]) -> int:
+    """Write the pieces through the cache; returns how many bytes that were."""
+    total = held = 0
+    waiting: list[memoryview] = []
+    for piece in pieces:
+        view = memoryview(piece).cast("B")
+        total += len(view)
+        held += len(view)
+        waiting.append(view)
+        if held >= CALL_BYTES_MAX:
+            # Calls begin and end with a page of the file: others take up to twice as long. What is left is part of
+            # this piece, as those before have less than a call together.
+            held %= CALL_BYTES_MAX
+            waiting[-1] = view[: len(view) - held]
+            _write_rest(ops, fd, waiting, 0)
+            waiting = [view[len(view) - held :]]
+    _write_rest(ops, fd, waiting, 0)
     return total
 
 
@@ -110,12 +130,13 @@ def _taken(count: int) -> int:
     return count
 
 
-def _write_direct(ops: FileOps, fd: int, pieces: Iterable[Bytes]) -> bytes:
-    """Write the pieces past the cache; returns what is left at the end, less than a block."""
+def _write_direct(ops: FileOps, fd: int, pieces: Iterable[Bytes]) -> int:
+    """Write the pieces past the cache, but for less than a block at the end; returns how many bytes that were."""
     memory = _free.pop() if _free else mmap.mmap(-1, DIRECT_CALL_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    used = 0
+    used = total = 0
     for piece in pieces:
         rest = memoryview(piece).cast("B")
+        total += len(rest)
         while len(rest):
             step = min(len(rest), DIRECT_CALL_BYTES - used)
             # Arrow lets other threads run while it copies; setting the slice would not.
@@ -126,10 +147,11 @@ def _write_direct(ops: FileOps, fd: int, pieces: Iterable[Bytes]) -> bytes:
                 # Before asking for the next piece, which may not be there yet.
                 used = _write_blocks(ops, fd, memory, used)
     used = _write_blocks(ops, fd, memory, used)
-    left = memory[:used]
+    ops.bypass_cache(fd, False)
+    _write_rest(ops, fd, [memory[:used]], 0)
     if len(_free) < _FREE_MAX:
         _free.append(memory)
-    return left
+    return total
 
 
 def _write_blocks(ops: FileOps, fd: int, memory: mmap.mmap, used: int) -> int:

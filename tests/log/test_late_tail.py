@@ -25,7 +25,7 @@ from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Bytes, Pieces
 from rmq_spark.storage.local import TEMP_PREFIX, FileOps, LocalStorage
-from rmq_spark.storage.local_write import ALLOCATE_BYTES, write_all
+from rmq_spark.storage.local_write import ALLOCATE_BYTES, CALL_BYTES_MAX, write_all
 
 
 def many(rows: int = MANY_ROWS, queues: int = 3) -> MessageBatch:
@@ -47,8 +47,8 @@ def many(rows: int = MANY_ROWS, queues: int = 3) -> MessageBatch:
 class Late(Pieces):
     """Pieces; notes when each of them is asked for."""
 
-    def __init__(self, pieces: list[bytes], least_bytes: int, seen: list[str]) -> None:
-        self._pieces, self.least_bytes, self._seen = pieces, least_bytes, seen
+    def __init__(self, pieces: list[bytes], about_bytes: int, seen: list[str]) -> None:
+        self._pieces, self.about_bytes, self._seen = pieces, about_bytes, seen
 
     def __iter__(self) -> Iterator[Bytes]:
         for piece in self._pieces:
@@ -70,7 +70,8 @@ class Noting(FileOps):
     [
         (0, ["asked", "asked", "written"]),
         (100, ["asked", "asked", "written"]),
-        (ALLOCATE_BYTES, ["asked", "written", "asked", "written"]),
+        (ALLOCATE_BYTES, ["asked", "asked", "written"]),
+        (CALL_BYTES_MAX, ["asked", "written", "asked", "written"]),
     ],
 )
 def test_a_piece_is_asked_for_when_those_before_are_written(tmp_path: Path, size: int, order: list[str]) -> None:

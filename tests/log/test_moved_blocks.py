@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -129,7 +131,7 @@ def test_bitmaps_that_say_nothing_do_not_make_the_file_longer(tmp_path: Path) ->
         columns.append(array)
     batch = MessageBatch.from_arrow(pa.table(columns, given_rows.schema.names))
     rows = prepare(batch, 1 << 18)
-    assert sum(len(part().data) for part in rows.blocks.parts) < rows.blocks.least_bytes
+    assert sum(len(part().data) for part in rows.blocks.parts) < rows.blocks.about_bytes
     log = open_log(LocalStorage(tmp_path))
     log.append(batch)
     log.close()
@@ -155,22 +157,28 @@ def test_rows_stay_together_and_in_the_order_of_their_queue(tmp_path: Path, flus
     assert done.commit_offsets is not None and sorted(done.commit_offsets.tolist()) == list(range(COUNT))
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, parts: int) -> None:
-    """Let the next `parts` parts fail."""
-    real, left = prepared.make_part, [error] * parts
+def failing(monkeypatch: pytest.MonkeyPatch, where: Callable[[], bool]) -> list[str]:
+    """Let parts fail that are made `where` this holds; returns the names of the threads where some did."""
+    real, failed = prepared.make_part, list[str]()
 
     def make_part(*args: Any) -> Any:
-        if left:
-            raise left.pop()
+        if where():
+            failed.append(threading.current_thread().name)
+            raise MemoryError("no room")
         return real(*args)
 
     monkeypatch.setattr(prepared, "make_part", make_part)
+    return failed
 
 
-def test_a_part_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_a_part_that_cannot_be_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
     log = open_log(LocalStorage(tmp_path))
     batch = MessageBatch.from_arrow(table())
-    failing(monkeypatch, MemoryError("no room"), 1_000)
+    made = iter([first])
+    failing(monkeypatch, lambda: next(made, True))
     with pytest.raises(MemoryError):
         log.append(batch)
     monkeypatch.undo()
@@ -181,21 +189,17 @@ def test_a_part_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: 
     assert report.ok and report.messages == COUNT
 
 
-def test_a_part_that_fails_once_in_the_other_thread_is_made_again(
+def test_a_part_that_fails_in_the_other_thread_is_made_by_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = MessageBatch.from_arrow(table())
-    rows = prepare(batch, BLOCK_BYTES)  # the other thread may be busy with it already
-    expected = b"".join(part().data for part in rows.blocks.parts)
-    failing(monkeypatch, MemoryError("no room"), 1)
-    again = prepare(batch, BLOCK_BYTES)
-    made = []
-    for part in again.blocks.parts:
-        try:
-            made.append(part().data)
-        except MemoryError:
-            made.append(part().data)
-    assert b"".join(made) == expected
+    log = open_log(LocalStorage(tmp_path))
+    failed = failing(monkeypatch, lambda: threading.current_thread() is not threading.main_thread())
+    for number in range(20):  # in each of them the other thread may come too late to do anything
+        log.append(MessageBatch.from_arrow(table(first=number * COUNT)))
+    log.close()
+    report = verify(log.storage, ROOT, BROKER)
+    assert report.ok and report.messages == 20 * COUNT
+    assert failed and set(failed) == {"rmq-second"}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12: fork beside threads, on purpose

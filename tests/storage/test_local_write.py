@@ -15,7 +15,7 @@ from rmq_spark.errors import RmqError, StorageFullError
 from rmq_spark.storage import local_write
 from rmq_spark.storage.base import Bytes
 from rmq_spark.storage.local import FileOps, LocalStorage
-from rmq_spark.storage.local_write import DIRECT_BYTES, DIRECT_CALL_BYTES
+from rmq_spark.storage.local_write import CALL_BYTES_MAX, DIRECT_BYTES, DIRECT_CALL_BYTES
 
 BLOCK = 4096
 
@@ -102,6 +102,15 @@ def test_blocks_go_past_the_cache_and_the_rest_through_it(tmp_path: Path, size: 
     assert all(at % BLOCK == 0 == taken % BLOCK for at, taken in direct)
     assert sum(taken for _, taken in direct) > size - BLOCK
     assert len(direct) < size // 1_000_000 + 4, "not in small steps"
+
+
+@pytest.mark.parametrize("size", [CALL_BYTES_MAX, CALL_BYTES_MAX + 1, 5 * CALL_BYTES_MAX - 1, 7_654_321])
+def test_calls_through_the_cache_begin_with_a_page(tmp_path: Path, size: int) -> None:
+    ops = Watching()
+    data = pieces_of(size, size)
+    LocalStorage(tmp_path, ops=ops).create_if_absent("a/x", data, durable=False)
+    assert (tmp_path / "a/x").read_bytes() == b"".join(data)
+    assert [at for _, at, _ in ops.writes] == list(range(0, size, CALL_BYTES_MAX))
 
 
 def test_other_files_go_through_the_cache(tmp_path: Path) -> None:
