@@ -284,11 +284,11 @@ class Appender:
             # The slot is below the floor: either we slept after landing there, or landed in a freed name.
             # The state was loaded anew, and `_judge` has found out which.
             return None
+        attempt.landed = True  # whatever happens from here on: who tries it again must find it so
         meta = FileMeta(path, encoded.tail.doc, encoded.tail.digest, encoded.tail.file_size, 0)
         # The encoder's own arrays stand in for the ones a reader would decode.
         meta.__dict__["runs"] = attempt.rows.runs
         view.take_own(meta, encoded)
-        attempt.landed = True
         self._settle(attempt.slot)
         return Landed(attempt.rows, attempt.slot, attempt.store_ms, attempt.bases)
 

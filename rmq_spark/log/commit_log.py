@@ -288,6 +288,10 @@ class CommitLog:
             self._appender.current = None
             try:
                 landed = self._land(group)
+                if len(group) > 1:
+                    _ = landed.offsets.queue, landed.offsets.commit  # worked out once, not by every caller that wakes
+                for request in group:
+                    request.landed = landed
             except UnclearAppend as error:
                 self._remember(group, error)
             except RmqError as error:
@@ -298,10 +302,6 @@ class CommitLog:
                 if not isinstance(error, Exception):
                     raise
             else:
-                if len(group) > 1:
-                    _ = landed.offsets.queue, landed.offsets.commit  # worked out once, not by every caller that wakes
-                for request in group:
-                    request.landed = landed
                 self._after(landed.first)
 
     def _land(self, group: list[Request]) -> Landed:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmq_spark.log import schema
 
@@ -21,12 +22,23 @@ class Mover:
     """Rows of a batch in another order, a part at a time. What its columns are like is looked at once."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
+        self.nbytes = sum(_moved_bytes(column) for column in batch.columns)
+        """What all rows have once they are moved, about."""
         self._schema = batch.schema
         self._columns = [_taker(column) for column in batch.columns]
 
     def take(self, order: I64) -> pa.RecordBatch:
         """The rows with these numbers, in this order."""
         return pa.RecordBatch.from_arrays([take(order) for take in self._columns], schema=self._schema)
+
+
+def _moved_bytes(column: pa.Array) -> int:
+    """What stands at a null is not moved, and may be any number of bytes."""
+    if column.null_count in (0, len(column)):
+        return int(column.nbytes)
+    if pa.types.is_string(column.type):
+        return 4 * len(column) + int(pc.sum(pc.binary_length(column)).as_py())
+    return int(column.drop_null().nbytes)
 
 
 def _taker(column: pa.Array) -> Callable[[I64], pa.Array]:

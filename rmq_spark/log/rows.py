@@ -94,34 +94,39 @@ def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> Prep
         return _prepare_few(batch.rows, block_bytes, kind)
     record_batch = batch.record_batch()
     runs, order = find_runs(record_batch)
-    edges = block_edges(record_batch, runs.rows, block_bytes, order=order)
     if order is None:
-        blocks = make_blocks(kind, slices(record_batch, edges))
+        blocks = make_blocks(kind, cut(record_batch, runs.rows, block_bytes))
     else:
-        blocks = _moved_blocks(kind, record_batch, edges, order)
+        blocks = _moved_blocks(kind, record_batch, runs, order, block_bytes)
     # Neither the ids' range nor the key filter depends on the order of rows.
     doc = meanwhile(partial(describe, record_batch, runs), many=batch.num_rows >= MANY_ROWS)
     return PreparedRows(blocks, runs, order, doc, [-1], batch.num_rows)
 
 
-def _moved_blocks(kind: str, batch: pa.RecordBatch, edges: list[int], order: I64) -> Blocks:
+def _moved_blocks(kind: str, batch: pa.RecordBatch, runs: Runs, order: I64, block_bytes: int) -> Blocks:
     """The blocks of rows that have to be moved: a second thread makes them while those before are being written."""
     mover = Mover(batch)
-    each = -(-batch.num_rows // max(1, batch.nbytes // PART_BYTES))
+    edges = block_edges(batch, runs.rows, block_bytes, moved=(mover.nbytes, order))
+    each = -(-batch.num_rows // max(1, mover.nbytes // PART_BYTES))
+    groups = [list(group) for _, group in groupby(range(len(edges) - 1), key=lambda index: edges[index] // each)]
+    if len(groups) == 1:
+        return make_blocks(kind, _moved(mover, order, edges))
     parts: list[Callable[[], Part]] = []
-    for _, group in groupby(range(len(edges) - 1), key=lambda index: edges[index] // each):
-        indices = list(group)
-        part = partial(_moved_part, kind, mover, order, edges[indices[0] : indices[-1] + 2])
+    for group in groups:
+        part = partial(_moved_part, kind, mover, order, edges[group[0] : group[-1] + 2])
         # The first one is made at once: nothing can be written before.
         parts.append(meanwhile(part, many=True) if parts else made(part()))
-    return Blocks(kind, parts, batch.num_rows, batch.nbytes)
+    return Blocks(kind, parts, batch.num_rows, mover.nbytes)
 
 
 def _moved_part(kind: str, mover: Mover, order: I64, edges: list[int]) -> Part:
-    """The blocks between these edges."""
+    return make_part(kind, _moved(mover, order, edges))
+
+
+def _moved(mover: Mover, order: I64, edges: list[int]) -> list[pa.RecordBatch]:
+    """The rows between these edges, moved."""
     first = edges[0]
-    moved = mover.take(order[first : edges[-1]])
-    return make_part(kind, slices(moved, [edge - first for edge in edges]))
+    return slices(mover.take(order[first : edges[-1]]), [edge - first for edge in edges])
 
 
 def _prepare_few(given: list[Row], block_bytes: int, kind: str) -> PreparedRows:
@@ -222,12 +227,12 @@ def block_edges(
     block_bytes: int,
     run_bytes: int | None = None,
     *,
-    order: I64 | None = None,
+    moved: tuple[int, I64] | None = None,
 ) -> list[int]:
     """Where to cut rows into blocks of about `block_bytes`, between runs where that is possible: 0, ..., all rows.
 
     A run that is larger than `run_bytes`, by default a few blocks, is cut inside; runs that are smaller share a block.
-    Rows that are not sorted yet will be once they are in this `order`.
+    Of rows that are not sorted yet, `moved` says what they have once they are, and in which order that is.
     """
     run_bytes = run_bytes or RUN_BLOCKS * block_bytes
     count = batch.num_rows
@@ -236,11 +241,14 @@ def block_edges(
     most = run_bytes if steps is not None else run_bytes + run_bytes // 4
     enough = block_bytes if len(run_rows) > 1 else most
     # First what the buffers hold, which is known at once; a slice of them may be less, which has to be counted.
-    if count == 1 or batch.get_total_buffer_size() <= enough or (total := batch.nbytes) <= enough:
+    if count == 1 or batch.get_total_buffer_size() <= enough:
+        return [0, count]
+    total = batch.nbytes if moved is None else moved[0]
+    if total <= enough:
         return [0, count]
     offsets = offsets_of(batch.column("body"))
-    if order is not None and not equal_width(offsets):
-        offsets = np.concatenate((offsets[:1], offsets[0] + np.cumsum(np.diff(offsets)[order])))
+    if moved is not None and not equal_width(offsets):
+        offsets = np.concatenate((offsets[:1], offsets[0] + np.cumsum(np.diff(offsets)[moved[1]])))
     spare = max(1, (int(total) - int(offsets[-1] - offsets[0])) // count)
 
     def weight(row: int) -> int:

@@ -21,10 +21,11 @@ from rmq_spark.log import schema
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import check_whole
 from rmq_spark.log.message_batch import MessageBatch, sort_into_runs
+from rmq_spark.log.permute import Mover
 from rmq_spark.log.rows import PreparedRows, block_edges, prepare, slices
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
-from rmq_spark.storage.local import LocalStorage
+from rmq_spark.storage.local import FileOps, LocalStorage
 
 BLOCK_BYTES = 1 << 14
 COUNT = 3_000
@@ -55,7 +56,7 @@ def table(rows: int = COUNT, *, wide: bool = False, first: int = 0, nulls: bool 
 def blocks_of_arrow(batch: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> list[pa.RecordBatch]:
     """The blocks as they would be if all rows were moved at once."""
     ordered, runs, order = sort_into_runs(batch)
-    edges = block_edges(batch, runs.rows, block_bytes, order=order)
+    edges = block_edges(batch, runs.rows, block_bytes, moved=None if order is None else (Mover(batch).nbytes, order))
     assert all(low < high for low, high in pairwise(edges)) and edges[-1] == batch.num_rows
     return slices(ordered, edges)
 
@@ -155,6 +156,38 @@ def test_rows_stay_together_and_in_the_order_of_their_queue(tmp_path: Path, flus
     assert sum(map(len, found.values())) == 2 * COUNT
     assert all(numbers == sorted(numbers) for numbers in found.values())
     assert done.commit_offsets is not None and sorted(done.commit_offsets.tolist()) == list(range(COUNT))
+
+
+def test_what_stands_beneath_nulls_counts_for_nothing(tmp_path: Path) -> None:
+    """Neither for the room that is set aside nor for where blocks are cut: it is not written."""
+    found = []
+
+    class Noting(FileOps):
+        def allocate(self, fd: int, size: int) -> None:
+            found.append(size)
+            super().allocate(fd, size)
+
+    count = 20_000
+    given_rows = table(count)
+    texts = pa.array(["h" * 1000] * count)
+    one = pa.py_buffer(b"\1" + bytes(count // 8 - 1))  # all but the first are null
+    hosts = pa.Array.from_buffers(pa.string(), count, [one, *texts.buffers()[1:]])
+    batch = MessageBatch.from_arrow(given_rows.append_column("bornHost", hosts))
+    plain = MessageBatch.from_arrow(given_rows.append_column("bornHost", pa.array(["h"] + [None] * (count - 1))))
+    blocks = [len(part().places) for part in prepare(batch, BLOCK_BYTES).blocks.parts]
+    assert abs(sum(blocks) - sum(len(part().places) for part in prepare(plain, BLOCK_BYTES).blocks.parts)) < 3
+    log = open_log(LocalStorage(tmp_path, ops=Noting()))
+    log.append(batch)
+    log.close()
+    size = (tmp_path / paths.commit(ROOT, 0)).stat().st_size
+    assert 0.8 * size < max(found) < size
+
+
+@pytest.mark.parametrize("queues", [[0, 1], [1, 0]])
+def test_a_small_file_of_moved_rows_has_no_block_table(queues: list[int]) -> None:
+    rows = prepare(MessageBatch.from_arrow(table(2).set_column(1, "queueId", pa.array(queues, pa.int32()))), 1 << 18)
+    made = b"".join(Encoded(rows.blocks, lambda: {**rows.doc(), "nonce": "n"}))
+    assert "blocks" not in check_whole("commit", made).doc
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, where: Callable[[], bool]) -> list[str]:

@@ -20,6 +20,7 @@ from rmq_spark.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from rmq_spark.log.append import Landed
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.group_commit import Request
 from rmq_spark.log.message_batch import MessageBatch
@@ -293,6 +294,36 @@ def test_an_interrupt_of_the_leader_leaves_the_others_of_its_group_a_way_to_find
     assert sorted(type(error).__name__ for error in outcomes.values()) == ["KeyboardInterrupt", "OutcomeUnknownError"]
     assert all(log.append(batch).repeated for batch in batches.values())
     assert sorted(ids(open_log(base))) == ["one", "two"]
+
+
+@pytest.mark.parametrize("where", ["folded", "told"])
+def test_an_interrupt_after_landing_does_not_make_a_group_land_again(monkeypatch: Any, where: str) -> None:
+    base = MemoryStorage()
+    log = open_log(base)
+    log.append(message("before"))
+    requests = [Request(message("one")), Request(message("two"))]
+    with monkeypatch.context() as patched:
+        if where == "folded":  # the view knows of the commit, and the attempt is about to
+            real = log._view.take_own
+
+            def take_own(*args: Any) -> None:
+                real(*args)
+                raise KeyboardInterrupt
+
+            patched.setattr(log._view, "take_own", take_own)
+        else:  # it is known to have landed, and its callers are about to be told
+
+            def told(self: Any) -> None:
+                raise KeyboardInterrupt
+
+            patched.setattr(Landed, "offsets", property(told))
+        with pytest.raises(KeyboardInterrupt):
+            log._commit_group(requests)
+    for request in requests:
+        assert isinstance(request.error, OutcomeUnknownError)
+        assert log.append(request.batch).repeated
+    log.append(message("after"))
+    assert ids(log) == ids(open_log(base)) == ["before", "one", "two", "after"]
 
 
 def test_memory_of_a_refresh_does_not_hold_the_files_it_read() -> None:
