@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_spark.log.permute import offsets_of
+from rmq_spark.log.permute import has_byte, offsets_of
 
 PROBES: Final = 4
 BITS_PER_KEY: Final = 8
@@ -106,16 +106,10 @@ def split_keys(keys: pa.StringArray) -> pa.StringArray:
     """Return every single key of a `keys` column: split at spaces, without nulls and empty pieces."""
     if keys.null_count:
         keys = keys.drop_null()
-    if len(keys) and _has_space(keys):
+    if len(keys) and has_byte(keys, " "):
         keys = pc.list_flatten(pc.split_pattern(keys, " "))
         keys = keys.filter(pc.greater(pc.binary_length(keys), 0))
     return keys
-
-
-def _has_space(keys: pa.StringArray) -> bool:
-    offsets = offsets_of(keys)
-    low, high = offsets[0], offsets[-1]
-    return low < high and bool((np.frombuffer(keys.buffers()[2], np.uint8)[low:high] == ord(" ")).any())
 
 
 def _hash(first: U64, last: U64, lengths: I64) -> U64:

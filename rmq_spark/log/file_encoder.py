@@ -73,9 +73,9 @@ class Blocks:
     def table(self) -> str | None:
         """The packed block table; None for a file without one."""
         tables = [table for part in self.parts if (table := part().table) is not None]
-        return (
-            pack(np.concatenate([column.ravel() for column in chain(*zip(*tables, strict=True))])) if tables else None
-        )
+        if not tables:
+            return None
+        return pack(np.concatenate([column.ravel() for column in chain(*zip(*tables, strict=True))]))
 
 
 def made(part: Part) -> Callable[[], Part]:
@@ -151,7 +151,8 @@ def _column_ends(kind: str, data: memoryview, starts: list[int], bodies: list[in
 @cache
 def _last_buffers(kind: str) -> list[int]:
     """Per column of a kind of file: the index of its last buffer in a record batch message."""
-    return list(accumulate((len(pa.array([], field.type).buffers()) for field in SCHEMAS[kind]), initial=-1))[1:]
+    firsts = [buffer for _, buffer in ipc_file.column_places(SCHEMAS[kind])]
+    return [*(first - 1 for first in firsts[1:]), -1]
 
 
 @cache

@@ -239,9 +239,8 @@ def find_runs(batch: pa.RecordBatch) -> tuple[Runs, I64 | None]:
     rows = np.diff(starts, append=count).astype(np.int32)
     counts, codes = _tag_codes(batch.column("tags"), order, rows)
     heads = group[starts].astype(np.int64)
-    return Runs(
-        topics, (heads >> 32).astype(np.int32), (heads & 0xFFFFFFFF).astype(np.int32), rows, counts, codes
-    ), order
+    runs = Runs(topics, (heads >> 32).astype(np.int32), (heads & 0xFFFFFFFF).astype(np.int32), rows, counts, codes)
+    return runs, order
 
 
 def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:

@@ -53,12 +53,7 @@ def _taker(column: pa.Array) -> Callable[[I64], pa.Array]:
 def _numbers_taker(column: pa.Array) -> Callable[[I64], pa.Array]:
     values = _numbers(column)
 
-    def take(order: I64) -> pa.Array:
-        target = pa.allocate_buffer(values.itemsize * len(order))
-        values.take(order, out=np.frombuffer(target, values.dtype), mode="clip")
-        return pa.Array.from_buffers(column.type, len(order), [None, target], 0)
-
-    return take
+    return lambda order: pa.Array.from_buffers(column.type, len(order), [None, _gathered(values, order)], 0)
 
 
 def _equal_widths_taker(column: pa.Array) -> Callable[[I64], pa.Array] | None:
@@ -76,19 +71,35 @@ def _equal_widths_taker(column: pa.Array) -> Callable[[I64], pa.Array] | None:
     ends = pa.py_buffer(offsets - np.int32(begin))  # the same in any order
 
     def take(order: I64) -> pa.Array:
-        # Memory from Arrow's pool, which keeps what it is given back. Arrays of numpy that live as long as the batch
-        # make malloc trim its heap after each append, and getting it again, page by page, costs more than the copying.
-        # A mode other than "raise" writes to `out` directly.
-        target = pa.allocate_buffer(width * len(order))
-        values.take(order, out=np.frombuffer(target, values.dtype), mode="clip")
-        return pa.Array.from_buffers(column.type, len(order), [None, ends.slice(0, 4 * len(order) + 4), target], 0)
+        buffers = [None, ends.slice(0, 4 * len(order) + 4), _gathered(values, order)]
+        return pa.Array.from_buffers(column.type, len(order), buffers, 0)
 
     return take
+
+
+def _gathered(values: npt.NDArray[Any], order: I64) -> pa.Buffer:
+    # Memory from Arrow's pool, which keeps what it is given back. Arrays of numpy that live as long as the batch make
+    # malloc trim its heap after each append, and getting it again, page by page, costs more than the copying.
+    # A mode other than "raise" writes to `out` directly.
+    target = pa.allocate_buffer(values.itemsize * len(order))
+    values.take(order, out=np.frombuffer(target, values.dtype), mode="clip")
+    return target
 
 
 def offsets_of(column: pa.Array) -> I32:
     """Where each value of a column of texts, binaries or maps begins, and where the last one ends."""
     return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+
+
+def bytes_of(column: pa.Array) -> npt.NDArray[np.uint8]:
+    """All bytes of all values of a column of texts or binaries; what stands at a null counts, too."""
+    offsets = offsets_of(column)
+    return np.frombuffer(column.buffers()[2] or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
+
+
+def has_byte(column: pa.Array, byte: str) -> bool:
+    """Whether any text has this ASCII character; what stands at a null counts, too."""
+    return bool((bytes_of(column) == ord(byte)).any())
 
 
 def equal_width(offsets: I32) -> int:

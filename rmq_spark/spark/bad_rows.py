@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
-from rmq_spark.log.permute import offsets_of
+from rmq_spark.log.permute import bytes_of, offsets_of
 
 BOOL = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
@@ -104,19 +104,8 @@ def is_plain(texts: pa.Array) -> bool:
     if texts.null_count or not len(texts):
         return False
     offsets = offsets_of(texts)
-    return not (offsets[1:] == offsets[:-1]).any() and int(_bytes_of(texts).min()) > ord(" ")
-
-
-def has_byte(texts: pa.Array, byte: str) -> bool:
-    """Whether any text has this ASCII character; what stands at a null counts, too."""
-    return bool((_bytes_of(texts) == ord(byte)).any())
-
-
-def _bytes_of(texts: pa.Array) -> npt.NDArray[np.int8]:
-    """All bytes of all texts; those that are not ASCII are below zero."""
-    offsets = offsets_of(texts)
-    data = np.frombuffer(texts.buffers()[2] or b"", np.int8)
-    return data[int(offsets[0]) : int(offsets[-1])]
+    # As signed numbers, bytes that are not ASCII are below zero.
+    return not (offsets[1:] == offsets[:-1]).any() and int(bytes_of(texts).view(np.int8).min()) > ord(" ")
 
 
 def is_blank(texts: pa.Array) -> pa.Array:
@@ -129,8 +118,6 @@ def repair_text(texts: pa.Array) -> tuple[pa.Array, BOOL] | None:
 
     Spark lets such strings pass; Arrow calls them strings and then fails on them.
     """
-    if is_plain(texts):
-        return None
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:

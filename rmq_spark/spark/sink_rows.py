@@ -5,6 +5,7 @@ Everything works on whole columns; the only Python loops are over distinct topic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,12 +18,12 @@ from rmq_spark.client.compression import compress_column
 from rmq_spark.clock import Clock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.permute import offsets_of
+from rmq_spark.log.permute import has_byte, offsets_of
 from rmq_spark.model import names, properties
 from rmq_spark.model.java_hash import java_hashes
 from rmq_spark.model.message_id import UniqueIds, own_address
 from rmq_spark.spark import bad_rows, pairs
-from rmq_spark.spark.bad_rows import Faults, has_byte, is_blank, is_plain, repair_text
+from rmq_spark.spark.bad_rows import Faults, is_blank, is_plain, repair_text
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.pairs import Pairs
 from rmq_spark.spark.parking import check_delays, park
@@ -81,8 +82,9 @@ class RowMaker:
         count = len(columns["body"])
         faults = Faults(count)
         columns = dict(columns)
-        _check_texts(columns, faults)
-        _check_values(columns, faults)
+        doubtful = [name for name in _TEXTS if name in columns and not is_plain(columns[name])]
+        _check_texts(columns, doubtful, faults)
+        _check_values(columns, doubtful, faults)
         now = self._clock.now_ms()
         check_delays(columns, now, faults)
         given = _user_pairs(columns, faults)
@@ -313,25 +315,28 @@ def _even_slices(count: int, queues: int, start: int) -> I64:
     return np.repeat(np.arange(queues, dtype=np.int64), sizes)
 
 
-def _check_texts(columns: Columns, faults: Faults) -> None:
+def _check_texts(columns: Columns, doubtful: Sequence[str], faults: Faults) -> None:
     """Mark what is not UTF-8, and make it so: it could not even be shown otherwise."""
-    for name in _TEXTS:
-        if name in columns and (repaired := repair_text(columns[name])) is not None:
+    for name in doubtful:
+        if (repaired := repair_text(columns[name])) is not None:
             columns[name], changed = repaired
             faults.mark(changed, f"its {name} is not valid UTF-8")
 
 
-def _check_values(columns: Columns, faults: Faults) -> None:
+def _check_values(columns: Columns, doubtful: Sequence[str], faults: Faults) -> None:
     body = columns["body"]
     if body.null_count:
         faults.mark(body.is_null(), "its body is null")
     if body.nbytes > names.BODY_BYTES_MAX:
         faults.mark(pc.greater(pc.binary_length(body), names.BODY_BYTES_MAX), "its body is over 4 MiB")
-    for name, shown in (("tags", "tag"), ("keys", "keys"), ("shardingKey", "shardingKey")):
-        if name in columns and not is_plain(columns[name]):
-            faults.mark(is_blank(columns[name]), f"its {shown} is blank; leave it null")
-    if (tags := columns.get("tags")) is not None and has_byte(tags, "|"):
-        faults.mark(pc.match_substring(tags, "|"), "its tag has a '|'")
+    if (tags := columns.get("tags")) is not None:
+        if "tags" in doubtful:
+            faults.mark(is_blank(tags), "its tag is blank; leave it null")
+        if has_byte(tags, "|"):
+            faults.mark(pc.match_substring(tags, "|"), "its tag has a '|'")
+    for name in ("keys", "shardingKey"):
+        if name in doubtful:
+            faults.mark(is_blank(columns[name]), f"its {name} is blank; leave it null")
     if (flag := numbers_of(columns, "flag")) is not None:
         faults.mark(flag != flag.astype(np.int32), "its flag does not fit 32 bits")
 

@@ -28,7 +28,6 @@ DIRECT_BYTES: Final = 8 * 1024 * 1024
 """From so many bytes on a durable file is written past the cache. What close followers read is in smaller ones."""
 DIRECT_CALL_BYTES: Final = 4 * 1024 * 1024
 """What one call writes past the cache at the most."""
-
 DIRECT_CALL_LEAST: Final = 1024 * 1024
 """So much is written without waiting for more."""
 
@@ -132,7 +131,10 @@ def _taken(count: int) -> int:
 
 def _write_direct(ops: FileOps, fd: int, pieces: Iterable[Bytes]) -> int:
     """Write the pieces past the cache, but for less than a block at the end; returns how many bytes that were."""
-    memory = _free.pop() if _free else mmap.mmap(-1, DIRECT_CALL_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = _free.pop()
+    except IndexError:
+        memory = mmap.mmap(-1, DIRECT_CALL_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     used = total = 0
     for piece in pieces:
         rest = memoryview(piece).cast("B")

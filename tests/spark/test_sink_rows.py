@@ -15,11 +15,12 @@ from rmq_spark.client.compression import decompress
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log.message_batch import MessageBatch, sort_into_runs
+from rmq_spark.log.permute import has_byte
 from rmq_spark.model import names
 from rmq_spark.model.java_hash import java_hash
 from rmq_spark.model.message_id import UniqueIds
 from rmq_spark.model.properties import RESERVED
-from rmq_spark.spark.bad_rows import has_byte, is_blank, is_plain, repair_text
+from rmq_spark.spark.bad_rows import is_blank, is_plain, repair_text
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.sink_columns import COLUMNS, to_columns
 from rmq_spark.spark.sink_plan import SinkPlan
@@ -455,3 +456,8 @@ def test_long_keys_are_measured_with_their_tag(keys: int, good: bool) -> None:
     else:
         with pytest.raises(InvalidRequestError, match="over 32767 bytes together"):
             make(rows, topic="t")
+
+
+def test_of_two_faults_the_tag_is_named_first() -> None:
+    with pytest.raises(InvalidRequestError, match=r"its tag has a '\|'"):
+        make([{"body": b"x", "tags": "a|b", "keys": " "}], topic="t")
