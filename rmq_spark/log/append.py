@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,6 @@ from rmq_spark.errors import (
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.folds import RowFiles, SinkBatches
-from rmq_spark.log.message_batch import Runs
 from rmq_spark.log.rows import PreparedRows, queue_offsets
 from rmq_spark.log.state import WRITER_TTL_MS, LogState
 from rmq_spark.log.view import Landing, LogView
@@ -59,51 +58,45 @@ RIVALS_REMEMBERED = 64
 _NOT_NUMBERED: Final = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
-class Landed:
-    """Where a commit is in the log."""
-
-    rows: PreparedRows
-    first: int
-    """Log offset of its first row."""
-    store_ms: int
-    """storeTimestamp of all its rows."""
-    bases: I64
-    """Per run: queue offset of its first row."""
-    repeated: bool = False
-    """True when an earlier attempt had landed already and nothing was written now."""
-
-    @cached_property
-    def offsets(self) -> Offsets:
-        """What each row was given."""
-        return Offsets(self.rows.runs, self.rows.order, self.first, self.bases)
-
-
-@dataclass(frozen=True)
 class Offsets:
     """What each row of a commit was given, worked out when somebody asks: whoever sends batches seldom does."""
 
-    runs: Runs
-    order: I64 | None
-    first: int
-    bases: I64
+    def __init__(self, rows: PreparedRows, first: int, bases: I64) -> None:
+        self._runs = rows.runs
+        self._order = rows.order
+        self._first = first
+        self._bases = bases
 
     @cached_property
     def queue(self) -> I64:
         """Queue offset of each row, in the order the rows were given."""
-        return self._as_given(queue_offsets(self.runs, self.bases))
+        return self._as_given(queue_offsets(self._runs, self._bases))
 
     @cached_property
     def commit(self) -> I64:
         """Log offset of each row, in the order the rows were given."""
-        return self._as_given(np.arange(self.first, self.first + int(self.runs.rows.sum()), dtype=np.int64))
+        return self._as_given(np.arange(self._first, self._first + int(self._runs.rows.sum()), dtype=np.int64))
 
     def _as_given(self, values: I64) -> I64:
-        if self.order is None:
+        if self._order is None:
             return values
         given = np.empty_like(values)
-        given[self.order] = values
+        given[self._order] = values
         return given
+
+
+class Landed(NamedTuple):
+    """Where a commit is in the log."""
+
+    rows: int
+    first: int
+    """Log offset of its first row."""
+    store_ms: int
+    """storeTimestamp of all its rows."""
+    offsets: Offsets
+    """What each row was given."""
+    repeated: bool = False
+    """True when an earlier attempt had landed already and nothing was written now."""
 
 
 @dataclass(eq=False)
@@ -128,9 +121,9 @@ class Attempt:
         """Whether it is certain that it did not land and never will."""
         return self.settled and not self.landed and not self.forgotten
 
-    def result(self) -> Landed:
+    def result(self, *, repeated: bool) -> Landed:
         """Where it landed."""
-        return Landed(self.rows, self.slot, self.store_ms, self.bases, repeated=True)
+        return Landed(self.rows.rows, self.slot, self.store_ms, Offsets(self.rows, self.slot, self.bases), repeated)
 
 
 class UnclearAppend(OutcomeUnknownError):
@@ -220,7 +213,7 @@ class Appender:
                         # A commit on a state that was not confirmed could name an orphan as its predecessor.
                         self._view.refresh()
                     if self._decided(attempt):
-                        return attempt.result()
+                        return attempt.result(repeated=True)
                     if losses and self._clock.elapsed_ns() > deadline:
                         raise LostRaceError(
                             "other writers took every slot until the deadline; nothing was written",
@@ -229,7 +222,8 @@ class Appender:
                         )
                     state = self._view.state
                     if self._check(state, expect, app, files):
-                        return Landed(rows, -1, state.store_ms, np.full(len(rows.runs.rows), -1), repeated=True)
+                        nowhere = Offsets(rows, -1, np.full(len(rows.runs.rows), -1))
+                        return Landed(rows.rows, -1, state.store_ms, nowhere, repeated=True)
                     if held and self._rivals and self._view.storage.exists(paths.commit(self._view.root, state.offset)):
                         self._rivals = RIVALS_REMEMBERED
                         self._view.refresh()  # somebody appended while we waited: do not write in vain
@@ -290,7 +284,7 @@ class Appender:
         meta.__dict__["runs"] = attempt.rows.runs
         view.take_own(meta, encoded)
         self._settle(attempt.slot)
-        return Landed(attempt.rows, attempt.slot, attempt.store_ms, attempt.bases)
+        return attempt.result(repeated=False)
 
     def _create(self, attempt: Attempt, path: str, encoded: Encoded, durable: bool, deadline: int) -> None:
         pause = 0.001

@@ -279,7 +279,7 @@ class CommitLog:
         assert landed is not None  # noqa: S101 - a request is done with an outcome or an error
         if landed.first < 0:
             return AppendResult(landed.store_ms, repeated=True)
-        rows = landed.rows.rows if request.files else request.batch.num_rows
+        rows = landed.rows if request.files else request.batch.num_rows
         return AppendResult(landed.store_ms, landed.repeated, landed.offsets, request.first_row, rows)
 
     def _commit_group(self, group: list[Request]) -> None:

@@ -6,10 +6,8 @@ Sans-io, as that module is. A file is made piece by piece, and whoever writes it
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import Any, Final, NamedTuple
@@ -20,6 +18,8 @@ import pyarrow as pa
 from rmq_spark.log import ipc_file
 from rmq_spark.log.checksum import crc32
 from rmq_spark.log.file_format import CRC_MARK, CRC_ZEROS, SCHEMAS, U32, VERSION, pack
+from rmq_spark.log.json_text import json_text
+from rmq_spark.log.second_thread import MANY_ROWS, meanwhile
 from rmq_spark.storage.base import Pieces
 
 SMALL_BYTES: Final = 24 * 1024
@@ -32,8 +32,6 @@ _DOC_LONG_STEP: Final = 512
 """Documents longer than `_DOC_LONG`, most of them key filter, to a multiple of this."""
 _DOC_CACHED: Final = 64 * 1024
 """Up to this length of the document, the tail of a file with one block is copied from a template."""
-
-_JSON: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 # ---------------------------------------------------------------- blocks
@@ -56,12 +54,11 @@ class Part(NamedTuple):
     data: memoryview | bytes
     places: list[tuple[int, int]]
     """Per block: the lengths of its header and of its columns."""
-    table: BlockTable | None = None
-    """None in a file that is small enough to be read as a whole."""
+    table: Callable[[], BlockTable] | None = None
+    """None in a file that is small enough to be read as a whole. Ask late: check-sums are made while others work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(NamedTuple):
     """Rows as they go into a file, part by part; whoever asks for a part waits until it is made."""
 
     kind: str
@@ -72,7 +69,7 @@ class Blocks:
 
     def table(self) -> str | None:
         """The packed block table; None for a file without one."""
-        tables = [table for part in self.parts if (table := part().table) is not None]
+        tables = [table() for part in self.parts if (table := part().table) is not None]
         if not tables:
             return None
         return pack(np.concatenate([column.ravel() for column in chain(*zip(*tables, strict=True))]))
@@ -91,30 +88,42 @@ def one_block(kind: str, message: bytes, rows: int) -> Blocks:
 
 
 def make_blocks(kind: str, batches: Sequence[pa.RecordBatch]) -> Blocks:
-    """Make all blocks of a file at once."""
-    part = make_part(kind, batches)
+    """Make all blocks of a file at once; of many rows a second thread makes the check-sums."""
+    rows = sum(batch.num_rows for batch in batches)
+    part = make_part(kind, batches, apart=rows >= MANY_ROWS)
     if len(batches) == 1 and len(part.data) <= SMALL_BYTES:
         part = Part(part.data, part.places)
-    return Blocks(kind, [made(part)], sum(batch.num_rows for batch in batches), len(part.data))
+    return Blocks(kind, [made(part)], rows, len(part.data))
 
 
-def make_part(kind: str, batches: Sequence[pa.RecordBatch]) -> Part:
-    """Serialise each batch, check-sum its columns and note where they lie.
+def make_part(kind: str, batches: Sequence[pa.RecordBatch], *, apart: bool = False) -> Part:
+    """Serialise each batch and note where its columns lie.
 
     All of them stand in one piece of memory: few long steps, during which other threads run, not many short ones.
+
+    Args:
+        kind: of file.
+        batches: the rows of each block.
+        apart: whether a second thread makes the check-sums; else, or if it is busy, it is whoever asks for them.
     """
     data, sizes = _serialised(kind, batches)
     starts = list(accumulate(sizes, initial=0))
     bodies = [_body_at(data, start) for start in starts[:-1]]
+    rows = [batch.num_rows for batch in batches]
+    table = meanwhile(lambda: _block_table(kind, data, starts, bodies, rows), many=apart)
+    return Part(data, [(body, size - body) for body, size in zip(bodies, sizes, strict=True)], table)
+
+
+def _block_table(kind: str, data: memoryview, starts: list[int], bodies: list[int], rows: list[int]) -> BlockTable:
+    """Check-sum the columns of the blocks in `data` and note where they end."""
     ends = _column_ends(kind, data, starts, bodies)
     fixed: list[int] = []
     sums: list[int] = []
-    for batch, start, size, body, mine in zip(batches, starts, sizes, bodies, ends.tolist(), strict=False):
-        fixed += (batch.num_rows, body, size, crc32(data[start : start + body]))
+    for (start, end), body, count, mine in zip(pairwise(starts), bodies, rows, ends.tolist(), strict=True):
         at = start + body
+        fixed += (count, body, end - start, crc32(data[start:at]))
         sums += [crc32(data[at + low : at + high]) for low, high in pairwise([0, *mine])]
-    table = BlockTable(np.array(fixed, np.uint32), np.array(sums, np.uint32), ends)
-    return Part(data, [(body, size - body) for body, size in zip(bodies, sizes, strict=True)], table)
+    return BlockTable(np.array(fixed, np.uint32), np.array(sums, np.uint32), ends)
 
 
 def _serialised(kind: str, batches: Sequence[pa.RecordBatch]) -> tuple[memoryview, list[int]]:
@@ -242,10 +251,10 @@ def _document_text(doc: dict[str, Any]) -> bytes:
     """The document as it stands in the file, padded so that there are few lengths, and a footer to copy for each."""
     keys = doc.get("bloom", "")
     if len(keys) < _DOC_LONG:
-        text = _JSON.encode(doc).encode()
+        text = json_text(doc)
     else:  # base64 has nothing to escape, and looking for that would take as long as all the rest
         rest = {name: value for name, value in doc.items() if name != "bloom"}
-        text = b'%b,"bloom":"%b"}' % (_JSON.encode(rest).encode()[:-1], keys.encode())
+        text = b'%b,"bloom":"%b"}' % (json_text(rest)[:-1], keys.encode())
     return text + b" " * (-len(text) % (_DOC_STEP if len(text) <= _DOC_LONG else _DOC_LONG_STEP))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,9 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.permute import BODY, Mover, equal_width, is_constant, offsets_of
+from rmq_spark.log.permute import BODY, Mover, is_constant
+from rmq_spark.log.tag_codes import TAGS_PER_RUN_MAX, tag_codes
 from rmq_spark.model import java_hash, names
-
-FEW_KINDS: Final = 16
-"""Up to so many distinct tags are found by looking for each."""
-WORDS_ROWS: Final = 2_000
-"""In fewer rows than this, a look for each of the tags is not quicker than a dictionary."""
-TAGS_PER_RUN_MAX: Final = 64
-"""A run with more distinct tags than this lists none of them, and is never pruned by tag."""
 
 Row = tuple[Any, ...]
 """One message: its values in the order of `schema.ROWS`."""
@@ -209,25 +203,38 @@ class Runs:
 
 
 def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | None]:
-    """Return the rows stably sorted by (topic, queueId), with what `find_runs` says of them."""
-    runs, order = find_runs(batch)
-    return batch if order is None else Mover(batch).take(order), runs, order
+    """Return the rows stably sorted by (topic, queueId), their run index, and the number that each had in `batch`."""
+    found = find_order(batch)
+    moved = batch if found.order is None else Mover(batch).take(found.order)
+    return moved, found.runs(batch.column("tags")), found.order
 
 
-def find_runs(batch: pa.RecordBatch) -> tuple[Runs, I64 | None]:
-    """Return the run index of the rows once they are stably sorted by (topic, queueId), and which row goes where.
+class Sorted(NamedTuple):
+    """Rows sorted by (topic, queueId), as far as these tell; their tags have not been looked at."""
 
-    The latter is the number of each sorted row in `batch`, or None when the rows are sorted already.
-    """
+    topics: list[str]
+    topic: I32
+    queue: I32
+    rows: I32
+    order: I64 | None
+    """Number of each sorted row among the given ones; None when they are sorted already."""
+
+    def runs(self, tags: pa.StringArray) -> Runs:
+        """The run index, given the tags of the rows as they came."""
+        counts, codes = tag_codes(tags, self.order, self.rows)
+        return Runs(self.topics, self.topic, self.queue, self.rows, counts, codes)
+
+
+def find_order(batch: pa.RecordBatch) -> Sorted:
+    """Which row goes where when the rows are stably sorted by (topic, queueId), and what runs that gives."""
     count = batch.num_rows
     if count == 0:
         none = np.empty(0, np.int32)
-        return Runs([], none, none, none, none, none), None
+        return Sorted([], none, none, none, None)
     topics, topic = _sorted_dictionary(batch.column("topic"))
     queue = batch.column("queueId").to_numpy(zero_copy_only=False)
     if len(topics) == 1 and queue[0] == queue[-1] and (queue == queue[0]).all():
-        counts, codes = _tags_of_one_run(batch.column("tags"))
-        return Runs(topics, _ZERO, queue[:1].copy(), np.array([count], np.int32), counts, codes), None
+        return Sorted(topics, _ZERO, queue[:1].copy(), np.array([count], np.int32), None)
     # With one topic, which most batches have, the queue alone tells rows apart.
     group = queue if len(topics) == 1 else topic.astype(np.int64) << 32 | queue
     order = None
@@ -237,10 +244,8 @@ def find_runs(batch: pa.RecordBatch) -> tuple[Runs, I64 | None]:
     steps = np.flatnonzero(group[1:] != group[:-1])
     starts = np.concatenate(([0], steps + 1))
     rows = np.diff(starts, append=count).astype(np.int32)
-    counts, codes = _tag_codes(batch.column("tags"), order, rows)
     heads = group[starts].astype(np.int64)
-    runs = Runs(topics, (heads >> 32).astype(np.int32), (heads & 0xFFFFFFFF).astype(np.int32), rows, counts, codes)
-    return runs, order
+    return Sorted(topics, (heads >> 32).astype(np.int32), (heads & 0xFFFFFFFF).astype(np.int32), rows, order)
 
 
 def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:
@@ -331,110 +336,6 @@ def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
     rank = np.empty(len(values), np.int32)
     rank[order] = np.arange(len(values), dtype=np.int32)
     return [values[index] for index in order], rank[codes]
-
-
-def _tag_codes(tags: pa.StringArray, order: I64 | None, rows: I32) -> tuple[I32, I32]:
-    """Distinct tag codes per run, as (count per run, codes concatenated)."""
-    tags = pc.fill_null(tags, "") if tags.null_count else tags
-    runs = len(rows)
-    hashes, kind = _kinds(tags)
-    kinds = len(hashes)
-    if order is not None and kinds > 1:
-        hashes, kind = _in_order(hashes, kind[order])
-    if kinds == 1:
-        return np.ones(runs, np.int32), np.full(runs, hashes[0], np.int32)
-    cell = np.repeat(np.arange(0, runs * kinds, kinds, dtype=np.int64), rows)
-    cell += kind
-    if runs * kinds <= 16 * len(cell):
-        seen = np.zeros(runs * kinds, np.bool_)
-        seen[cell] = True
-        cells = np.flatnonzero(seen)
-    else:
-        cells = np.unique(cell)
-    owner = cells // kinds
-    counts = np.bincount(owner, minlength=runs).astype(np.int32)
-    crowded = counts > TAGS_PER_RUN_MAX
-    codes = hashes[cells % kinds]
-    if crowded.any():
-        codes = codes[~crowded[owner]]
-        counts[crowded] = -1
-    return counts, codes.astype(np.int32)
-
-
-def _tags_of_one_run(tags: pa.StringArray) -> tuple[I32, I32]:
-    """As `_tag_codes` of rows that are all in one run."""
-    found = None if tags.null_count else _few_kinds(tags)
-    if found is not None:
-        hashes = _hashes_at(tags, found)
-    else:
-        distinct = tags.unique()
-        hashes = _tag_hashes(distinct.fill_null("") if distinct.null_count else distinct)
-        if tags.null_count and "" in distinct.to_pylist():
-            hashes = np.unique(hashes)  # no tag and an empty one have the same code
-    if len(hashes) > TAGS_PER_RUN_MAX:
-        return np.array([-1], np.int32), hashes[:0]
-    return np.array([len(hashes)], np.int32), hashes
-
-
-def _kinds(tags: pa.StringArray) -> tuple[I32, npt.NDArray[Any]]:
-    """The codes of the distinct values of a column without nulls, and per row which of them it has."""
-    found = _few_kinds(tags)
-    if found is None:
-        encoded = tags.dictionary_encode()
-        return _tag_hashes(encoded.dictionary), encoded.indices.to_numpy(zero_copy_only=False)
-    kind = np.zeros(len(tags), np.uint8)
-    for index, mask in enumerate(found.values()):
-        kind += mask.view(np.uint8) * np.uint8(index)
-    return _hashes_at(tags, found), kind
-
-
-def _in_order(hashes: I32, kind: npt.NDArray[Any]) -> tuple[I32, npt.NDArray[Any]]:
-    """The distinct values numbered anew, in the order in which they first appear among the rows."""
-    first = np.empty(len(hashes), np.int64)
-    first[kind[::-1]] = np.arange(len(kind))[::-1]  # of those that go to one place the last one stays
-    order = np.argsort(first)
-    rank = np.empty(len(hashes), kind.dtype)
-    rank[order] = np.arange(len(hashes))
-    return hashes[order], rank[kind]
-
-
-def _few_kinds(tags: pa.StringArray) -> dict[int, npt.NDArray[np.bool_]] | None:
-    """Which rows have each distinct value of a column without nulls, by the first of them; None: not worth the looks.
-
-    A few short tags of one length are often what there is: a pass for each beats a hash for each row.
-    """
-    words = _as_words(tags) if len(tags) >= WORDS_ROWS else None
-    if words is None:
-        return None
-    seen = words == words[0]
-    found = {0: seen.copy()}
-    while not seen.all():
-        if len(found) == FEW_KINDS:
-            return None
-        first = int(seen.argmin())
-        found[first] = words == words[first]
-        seen |= found[first]
-    return found
-
-
-def _hashes_at(tags: pa.StringArray, rows: Iterable[int]) -> I32:
-    return np.array([java_hash.java_hash(tags[row].as_py()) for row in rows], np.int32)
-
-
-def _as_words(texts: pa.StringArray) -> npt.NDArray[Any] | None:
-    """Texts that all have 1, 2, 4 or 8 bytes, as unsigned numbers; None for any other column."""
-    offsets = offsets_of(texts)
-    width = equal_width(offsets)
-    if width not in (1, 2, 4, 8):
-        return None
-    return np.frombuffer(texts.buffers()[2], f"u{width}", len(texts), int(offsets[0]))
-
-
-def _tag_hashes(tags: pa.StringArray) -> I32:
-    """The code of each tag."""
-    if len(tags) <= TAGS_PER_RUN_MAX:
-        return np.array([java_hash.java_hash(tag) for tag in tags.to_pylist()], np.int32)
-    return java_hash.java_hashes(tags)
 
 
 def _default(field: pa.Field, count: int) -> pa.Array:

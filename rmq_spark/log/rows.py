@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import groupby, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import bloom, schema
 from rmq_spark.log.few_rows import to_message
-from rmq_spark.log.file_encoder import SMALL_BYTES, Blocks, Encoded, Part, made, make_blocks, make_part, one_block
+from rmq_spark.log.file_encoder import SMALL_BYTES, Blocks, Encoded, Part, make_blocks, make_part, one_block
 from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.folds import FOLD_TOPICS
@@ -31,7 +31,7 @@ from rmq_spark.log.message_batch import (
     MessageBatch,
     Row,
     Runs,
-    find_runs,
+    find_order,
     sort_rows,
     to_record_batch,
 )
@@ -67,8 +67,7 @@ class RowFile:
     runs: int
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRows:
+class PreparedRows(NamedTuple):
     """Everything about an append that does not depend on its place in the log."""
 
     blocks: Blocks
@@ -93,34 +92,41 @@ def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> Prep
     if batch.rows is not None and batch.num_rows <= FEW_ROWS:
         return _prepare_few(batch.rows, block_bytes, kind)
     record_batch = batch.record_batch()
-    runs, order = find_runs(record_batch)
-    if order is None:
-        blocks = make_blocks(kind, cut(record_batch, runs.rows, block_bytes))
+    found = find_order(record_batch)
+    if found.order is None:
+        blocks = make_blocks(kind, cut(record_batch, found.rows, block_bytes))
     else:
-        blocks = _moved_blocks(kind, record_batch, runs, order, block_bytes)
+        blocks = _moved_blocks(kind, record_batch, found.rows, found.order, block_bytes)
+    # Tags are looked at only now: a second thread is busy with the blocks.
+    runs = found.runs(record_batch.column("tags"))
     # Neither the ids' range nor the key filter depends on the order of rows.
     doc = meanwhile(partial(describe, record_batch, runs), many=batch.num_rows >= MANY_ROWS)
-    return PreparedRows(blocks, runs, order, doc, [-1], batch.num_rows)
+    return PreparedRows(blocks, runs, found.order, doc, [-1], batch.num_rows)
 
 
-def _moved_blocks(kind: str, batch: pa.RecordBatch, runs: Runs, order: I64, block_bytes: int) -> Blocks:
+def _moved_blocks(
+    kind: str, batch: pa.RecordBatch, run_rows: npt.NDArray[np.int32], order: I64, block_bytes: int
+) -> Blocks:
     """The blocks of rows that have to be moved: a second thread makes them while those before are being written."""
     mover = Mover(batch)
-    edges = block_edges(batch, runs.rows, block_bytes, moved=(mover.nbytes, order))
+    edges = block_edges(batch, run_rows, block_bytes, moved=(mover.nbytes, order))
     each = -(-batch.num_rows // max(1, mover.nbytes // PART_BYTES))
     groups = [list(group) for _, group in groupby(range(len(edges) - 1), key=lambda index: edges[index] // each)]
     if len(groups) == 1:
         return make_blocks(kind, _moved(mover, order, edges))
-    parts: list[Callable[[], Part]] = []
-    for group in groups:
-        part = partial(_moved_part, kind, mover, order, edges[group[0] : group[-1] + 2])
-        # The first one is made at once: nothing can be written before.
-        parts.append(meanwhile(part, many=True) if parts else made(part()))
+    parts = [
+        # The first one is made by whoever writes: nothing can be written before.
+        meanwhile(partial(_moved_part, kind, mover, order, edges[group[0] : group[-1] + 2]), many=group[0] > 0)
+        for group in groups
+    ]
     return Blocks(kind, parts, batch.num_rows, mover.nbytes)
 
 
 def _moved_part(kind: str, mover: Mover, order: I64, edges: list[int]) -> Part:
-    return make_part(kind, _moved(mover, order, edges))
+    part = make_part(kind, _moved(mover, order, edges))
+    if part.table is not None:
+        part.table()  # by whoever makes the part: who writes it has the disk to keep busy
+    return part
 
 
 def _moved(mover: Mover, order: I64, edges: list[int]) -> list[pa.RecordBatch]:

@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "model": CORE,
     "filter": CORE,
     "storage": {"fsspec", "hdfs_native", "obstore", "pyarrow"},  # of Arrow its memory pool only
-    "log": CORE | {"isal"},
+    "log": CORE | {"isal", "orjson"},
     "client": CORE,
     "tables": CORE,
     "query": CORE,
