@@ -14,6 +14,7 @@ from rmq_spark.cli.message_lines import Defaults
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.permute import repeated
 from rmq_spark.model.java_hash import java_hash
 from rmq_spark.model.message_id import UniqueIds, own_address
 
@@ -61,14 +62,14 @@ def batches(load: Load, topic: Topic, clock: Clock) -> Iterator[tuple[str, Messa
         keys = load.defaults.keys
         table = pa.table(
             {
-                "topic": pa.repeat(topic.name, count),
+                "topic": repeated(topic.name, count),
                 "queueId": pa.array(queues[broker][numbers % len(queues[broker])]),
                 "msgId": pa.array(ids.draw(count), pa.string()),
                 "tags": pa.repeat(pa.scalar(load.defaults.tags, pa.string()), count),
                 "keys": _numbered(keys[0], numbers) if keys else pa.nulls(count, pa.string()),
                 "body": _bodies(numbers, load.size, letters),
                 "bornTimestamp": pa.repeat(pa.scalar(clock.now_ms(), pa.int64()), count).cast(schema.TIMESTAMP),
-                "bornHost": pa.repeat(own_address(), count),
+                "bornHost": repeated(own_address(), count),
                 "properties": _properties(load.defaults, count),
             }
         )

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError
+from rmq_spark.log.permute import integers_of
 
 COMPRESSED: Final = 0x1
 """sysFlag bit: the body is compressed."""
@@ -58,7 +59,8 @@ def decompress(batch: pa.RecordBatch) -> pa.RecordBatch:
         CorruptDataError: a body says it is compressed and is not, or by a method that is not known here.
     """
     # A batch that came as Arrow may have nulls for flags: no flag is set.
-    flags = pc.fill_null(batch.column("sysFlag"), 0).to_numpy(zero_copy_only=False)
+    column = batch.column("sysFlag")
+    flags = integers_of(pc.fill_null(column, 0) if column.null_count else column)
     marked = (flags & COMPRESSED) != 0
     if not marked.any():
         return batch

@@ -35,9 +35,9 @@ class _Header:
     """The header of a one-row batch, and where in it the numbers are."""
 
     def __init__(self) -> None:
-        sample = ("t", 0, "i", "t", "k", b"b", 0, 0, 0, "h", 0, [("k", "v")])
-        arrays = pa.array([sample], pa.struct(list(schema.ROWS)))
-        message = pa.RecordBatch.from_struct_array(arrays).serialize().to_pybytes()
+        # Nulls, not values: `pa.array` of values imports pandas, if it is there, which takes longer than many appends.
+        columns = [pa.nulls(1, field.type) for field in schema.ROWS]
+        message = pa.RecordBatch.from_arrays(columns, schema=schema.ROWS).serialize().to_pybytes()
         self.size = 8 + struct.unpack_from("<i", message, 4)[0]
         self.template = bytearray(message[: self.size])
         table = 8 + struct.unpack_from("<I", message, 8)[0]

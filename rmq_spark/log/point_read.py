@@ -21,6 +21,7 @@ from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log import schema
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
+from rmq_spark.log.permute import repeated
 from rmq_spark.log.scan_plan import Source, segment_source
 from rmq_spark.log.state import fingerprint
 from rmq_spark.storage import paths
@@ -324,7 +325,7 @@ class _Reading:
 
     def _derive(self, name: str, rows: I64) -> pa.Array:
         if name == "brokerName":
-            return pa.repeat(self.broker, len(rows))
+            return repeated(self.broker, len(rows))
         if name == "commitOffset":
             return pa.array(rows + self.first)
         if name == "storeTimestamp":

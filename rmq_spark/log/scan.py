@@ -21,6 +21,7 @@ from rmq_spark.log import bloom, schema
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.marks import Mark
+from rmq_spark.log.permute import integers, repeated
 from rmq_spark.log.scan_plan import Log, Plan, Query, ScanStats, Source, plan, segment_source
 from rmq_spark.log.state import fingerprint
 from rmq_spark.storage import paths
@@ -326,7 +327,7 @@ class _Reading:
         if count and count == rows[-1] - rows[0] + 1:
             batch = batch.slice(int(rows[0]) - begin, count)
         else:
-            batch = batch.take(pa.array(rows - begin))
+            batch = batch.take(integers(rows - begin))
         arrays: list[Any] = []
         stored = {name: index for index, name in enumerate(batch.schema.names)}
         for name in names:
@@ -338,17 +339,17 @@ class _Reading:
 
     def _derive(self, name: str, rows: I64) -> pa.Array:
         if name == "brokerName":
-            return pa.repeat(self._broker, len(rows))
+            return repeated(self._broker, len(rows))
         if name == "commitOffset":
-            return pa.array(rows + self._source.first)
+            return integers(rows + self._source.first)
         if name == "storeTimestamp":
-            return pa.array(np.full(len(rows), self._store_ms, np.int64)).cast(schema.TIMESTAMP)
+            return integers(np.full(len(rows), self._store_ms, np.int64)).cast(schema.TIMESTAMP)
         shift = self._bases - self._first_rows
         ends = rows[[0, -1]] if len(rows) else rows
         run = np.searchsorted(self._first_rows, ends, "right") - 1
         if len(run) and run[0] == run[-1]:  # one run, as nearly always: one shift for all rows
-            return pa.array(rows + shift[run[0]])
-        return pa.array(rows + shift[np.searchsorted(self._first_rows, rows, "right") - 1])
+            return integers(rows + shift[run[0]])
+        return integers(rows + shift[np.searchsorted(self._first_rows, rows, "right") - 1])
 
 
 @lru_cache(256)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.log import schema
+from rmq_spark.log.permute import repeated
 from rmq_spark.spark.sink_columns import list_offsets
 
 I64 = npt.NDArray[np.int64]
@@ -56,7 +57,7 @@ def constant(name: str, values: pa.Array, rows: I64 | None = None) -> Pairs:
     if values.null_count:
         kept = values.is_valid()
         rows, values = rows[kept.to_numpy(zero_copy_only=False)], values.filter(kept)
-    return Pairs(rows, pa.repeat(pa.scalar(name, pa.string()), len(values)), values)
+    return Pairs(rows, repeated(name, len(values)), values)
 
 
 def join(parts: Sequence[Pairs]) -> Pairs:

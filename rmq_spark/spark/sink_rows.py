@@ -18,7 +18,7 @@ from rmq_spark.client.compression import compress_column
 from rmq_spark.clock import Clock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.permute import has_byte, offsets_of
+from rmq_spark.log.permute import has_byte, offsets_of, repeated
 from rmq_spark.model import names, properties
 from rmq_spark.model.java_hash import java_hashes
 from rmq_spark.model.message_id import UniqueIds, own_address
@@ -203,7 +203,7 @@ class RowMaker:
         """The rows as they are stored: those with a delay are parked in a topic of the engine."""
         count = len(queue)
         if len(targets.topics) == 1:
-            topic = pa.repeat(pa.scalar(targets.topics[0], pa.string()), count)
+            topic = repeated(targets.topics[0], count)
         else:
             topic = pa.DictionaryArray.from_arrays(pa.array(targets.code), pa.array(targets.topics)).cast(pa.string())
         parts = [] if given is None else [given]
@@ -236,7 +236,7 @@ class RowMaker:
             "bornTimestamp": (
                 pa.repeat(pa.scalar(now, pa.int64()), count) if born is None else pc.fill_null(born, now)
             ).cast(schema.TIMESTAMP),
-            "bornHost": pa.repeat(pa.scalar(self._host, pa.string()), count),
+            "bornHost": repeated(self._host, count),
             "reconsumeTimes": zeros,
             "properties": props,
         }
@@ -285,7 +285,7 @@ class RowMaker:
         if (pc.binary_length(body).to_numpy(zero_copy_only=False) > names.BODY_BYTES_MAX).any():
             body = pc.binary_slice(body, 0, names.BODY_BYTES_MAX)
         kept = {"body": body} | {name: bad[name] for name in ("bornTimestamp",) if name in bad}
-        topic = pa.repeat(pa.scalar(target, pa.string()), count)
+        topic = repeated(target, count)
         return self._table(kept, topic, queue, pairs.to_maps(pairs.join(parts), count), self._clock.now_ms())
 
 
