@@ -100,7 +100,11 @@ def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> Prep
     # Tags are looked at only now: a second thread is busy with the blocks.
     runs = found.runs(record_batch.column("tags"))
     # Neither the ids' range nor the key filter depends on the order of rows.
-    doc = meanwhile(partial(describe, record_batch, runs), many=batch.num_rows >= MANY_ROWS)
+    many = batch.num_rows >= MANY_ROWS
+    keys = meanwhile(partial(bloom.build, record_batch.column("keys")), many=many)
+    ids = meanwhile(partial(_id_range, record_batch.column("msgId")), many=many)
+    # Whoever asks for both asks for the second first: by then, it may be the one that nobody has begun.
+    doc = meanwhile(lambda: _described(runs, ids(), keys()), many=False)
     return PreparedRows(blocks, runs, found.order, doc, [-1], batch.num_rows)
 
 
@@ -110,8 +114,13 @@ def _moved_blocks(
     """The blocks of rows that have to be moved: a second thread makes them while those before are being written."""
     mover = Mover(batch)
     edges = block_edges(batch, run_rows, block_bytes, moved=(mover.nbytes, order))
-    each = -(-batch.num_rows // max(1, mover.nbytes // PART_BYTES))
-    groups = [list(group) for _, group in groupby(range(len(edges) - 1), key=lambda index: edges[index] // each)]
+    each: int = -(-batch.num_rows // max(1, mover.nbytes // PART_BYTES))
+
+    def number(index: int) -> int:
+        """Which part a block belongs to. The first one is smaller: the disk waits for it."""
+        return (edges[index] + each // 2) // each
+
+    groups = [list(group) for _, group in groupby(range(len(edges) - 1), key=number)]
     if len(groups) == 1:
         return make_blocks(kind, _moved(mover, order, edges))
     parts = [
@@ -140,7 +149,7 @@ def _prepare_few(given: list[Row], block_bytes: int, kind: str) -> PreparedRows:
     rows, runs, order = sort_rows(given)
     ids = [row[_MSG_ID] for row in rows]
     keys = [key for row in rows if row[_KEYS] for key in row[_KEYS].split(" ") if key]
-    doc = _described(runs, bloom.build_few(keys), min(ids), max(ids))
+    doc = _described(runs, (min(ids), max(ids)), bloom.build_few(keys))
     message = to_message(rows)
     if len(message) <= SMALL_BYTES:
         blocks = one_block(kind, message, len(rows))
@@ -151,7 +160,7 @@ def _prepare_few(given: list[Row], block_bytes: int, kind: str) -> PreparedRows:
 
 def describe(batch: pa.RecordBatch, runs: Runs) -> dict[str, Any]:
     """Run index, tag codes, key bloom and id range, as they stand in the metadata document."""
-    return _described(runs, bloom.build(batch.column("keys")), *_id_range(batch.column("msgId")))
+    return _described(runs, _id_range(batch.column("msgId")), bloom.build(batch.column("keys")))
 
 
 def _id_range(ids: pa.StringArray) -> tuple[str, str]:
@@ -189,14 +198,14 @@ def _smallest(values: npt.NDArray[np.uint64], among: I64 | None) -> I64:
     return among
 
 
-def _described(runs: Runs, keys: bytes, least_id: str, greatest_id: str) -> dict[str, Any]:
+def _described(runs: Runs, ids: Sequence[str], keys: bytes) -> dict[str, Any]:
     rows = runs.rows
     packed = _packed_one(runs.queue.item(), runs.tag_codes.item()) if len(rows) == 1 == rows[0] else _packed(runs)
     return {
         "topics": runs.topics,
         **packed,
         "bloom": binascii.b2a_base64(keys, newline=False).decode(),
-        "ids": [least_id, greatest_id],
+        "ids": list(ids),
     }
 
 
@@ -345,7 +354,7 @@ def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) ->
     runs, ids = join_described(metas)
     total = sum(meta.rows for meta in metas)
     # Each row file has a bloom of its own; one over all would have to be rebuilt from the keys.
-    doc = _described(runs, b"", *ids)
+    doc = _described(runs, ids, b"")
     # What the file says counts, not what the caller believes: readers skip and number by these.
     counts = [len(meta.runs.rows) for meta in metas]
     doc["files"] = [
