@@ -46,6 +46,8 @@ class Request:
     """Who is woken by this one's caller as soon as it is awake itself."""
     gone: bool = False
     """Whether its caller was interrupted before anybody woke it."""
+    left: bool = False
+    """Whether its caller has begun to leave the group."""
 
     @property
     def alone(self) -> bool:
@@ -103,7 +105,12 @@ class GroupCommit:
             if request.leads:
                 self._lead()
         finally:
-            self._leave(request)
+            try:
+                self._leave(request)
+            except BaseException:
+                if not request.left:  # interrupted before it began: without it nobody would lead any more
+                    self._leave(request)
+                raise
 
     def _enter(self, request: Request) -> threading.Lock | None:
         with self._lock:
@@ -121,6 +128,7 @@ class GroupCommit:
     def _leave(self, request: Request) -> None:
         """After whatever happened: out of the queue, nobody left waiting, the lead handed on."""
         with self._lock:
+            request.left = True
             if not request.done and request in self._queue:
                 self._queue.remove(request)
             request.gone = request.latch is not None

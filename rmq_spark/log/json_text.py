@@ -1,6 +1,8 @@
 """JSON of the file format (docs/format.md): by orjson where that is installed, else by json, with the same bytes.
 
 Every commit has a metadata document. orjson (the extra `fast`) writes that of one message in a tenth of the time.
+Documents hold texts, whole numbers, lists and objects; of anything else, floats for one, the two would not write the
+same.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from faulty import BROKER, ROOT, FailingOps, Wrapped, ids, message, open_log
@@ -810,8 +811,41 @@ class TestFullAndReadOnly:
             assert ids(log) == ["a"]
 
 
+class InterruptedLock:
+    """A lock at which a caller is interrupted once, before it has it."""
+
+    def __init__(self, lock: threading.Lock, at: int) -> None:
+        self._lock = lock
+        self._left = at
+
+    def __enter__(self) -> bool:
+        self._left -= 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+        return self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 class TestInterruptedCallers:
     """Ctrl-C in one thread must not leave the others without somebody who commits for them."""
+
+    @pytest.mark.parametrize("at", [1, 2, 3], ids=["entering", "leading", "leaving"])
+    def test_one_that_is_interrupted_at_the_lock_leaves_a_group_that_works(self, at: int) -> None:
+        def commit(group: list[Request]) -> None:
+            for request in group:
+                request.error = ValueError("done")
+
+        commits = GroupCommit(commit, LogSettings(), SystemClock())
+        commits._lock = cast("Any", InterruptedLock(commits._lock, at))
+        with pytest.raises(KeyboardInterrupt):
+            commits.submit(Request(one_message()))
+        later = Request(one_message())
+        thread = threading.Thread(target=lambda: commits.submit(later), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert later.done, "nobody leads: the next caller waits for ever"
 
     def test_a_waiting_caller_that_is_interrupted_leaves_the_queue_intact(self) -> None:
 
