@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from rmq_spark.errors import ExistsError
+from rmq_spark.errors import ExistsError, NotFoundError
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.marks import Mark, SegmentRef, write_mark
 from rmq_spark.log.roll import collect_garbage, roll
@@ -64,7 +64,12 @@ def expire(log: CommitLog, *, scheduled: bool = False, before_ms: int | None = N
             return ExpireResult(
                 segments=(), log_start=mark.log_start, forced=forced, deleted=collect_garbage(log, mark)
             )
-        last = read_meta(log.storage, f"{paths.segments(log.root)}/{mark.segments[count - 1].name}", "segment")
+        try:
+            last = read_meta(log.storage, f"{paths.segments(log.root)}/{mark.segments[count - 1].name}", "segment")
+        except NotFoundError:
+            if log.refresh().mark.epoch == mark.epoch:
+                raise
+            continue  # somebody else dropped it meanwhile: look again
         new = replace(
             mark,
             epoch=mark.epoch + 1,

@@ -13,11 +13,13 @@ from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 
 from rmq_spark.client.store import Store
 from rmq_spark.clock import ManualClock
-from rmq_spark.errors import DataExpiredError, PreconditionFailedError
+from rmq_spark.errors import DataExpiredError, NotFoundError, PreconditionFailedError
+from rmq_spark.log import expire as expire_module
 from rmq_spark.log import file_reader
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.expire import expire
+from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.folds import RowFiles
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
@@ -223,6 +225,30 @@ class TestExpire:
             assert ids(fresh) == ["b0", "b1", "c0", "c1", "d"]
             assert fresh.view.state.queues.bounds("t", 0) == (1, 4)
         check_log(log.storage, ROOT, BROKER, acked=[])
+
+    def test_one_that_comes_second_looks_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = ManualClock()
+        with (
+            self.aged(clock) as log,
+            open_log(log.storage, clock=clock, retention_ms=log.settings.retention_ms) as other,
+        ):
+            real, seen = expire_module.read_meta, list[str]()
+
+            def overtaken(storage: Storage, path: str, kind: str) -> FileMeta:
+                seen.append(path)
+                if len(seen) == 1:
+                    assert len(expire(other).segments) == 1
+                return real(storage, path, kind)
+
+            monkeypatch.setattr(expire_module, "read_meta", overtaken)
+            assert expire(log).segments == ()
+            assert ids(log) == ["b0", "b1", "c0", "c1"]
+
+    def test_a_segment_that_is_missing_is_an_error(self) -> None:
+        with self.aged(ManualClock()) as log:
+            log.storage.delete(f"{ROOT}/segments/{log.refresh().mark.segments[0].name}")
+            with pytest.raises(NotFoundError):
+                expire(log)
 
     def test_never_the_last_segment(self) -> None:
         clock = ManualClock()
