@@ -1,4 +1,4 @@
-"""Rows in another order, column by column, and what columns are like."""
+"""Columns by hand: rows in another order, what values are like, and columns of numbers or of one text."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log import schema
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
-from rmq_spark.log.permute import repeated
+from rmq_spark.log.permute import integers, repeated
 from rmq_spark.log.scan_plan import Source, segment_source
 from rmq_spark.log.state import fingerprint
 from rmq_spark.storage import paths
@@ -327,13 +327,13 @@ class _Reading:
         if name == "brokerName":
             return repeated(self.broker, len(rows))
         if name == "commitOffset":
-            return pa.array(rows + self.first)
+            return integers(rows + self.first)
         if name == "storeTimestamp":
-            return pa.array(np.full(len(rows), self.store_ms, np.int64)).cast(schema.TIMESTAMP)
+            return integers(np.full(len(rows), self.store_ms, np.int64)).cast(schema.TIMESTAMP)
         if self.bases is None:
             raise self.file.meta.corrupt("the file's queue offsets are not known")
         runs = np.searchsorted(self.file.first_rows, rows, "right") - 1
-        return pa.array(rows + (self.bases - self.file.first_rows)[runs])
+        return integers(rows + (self.bases - self.file.first_rows)[runs])
 
 
 def _groups(numbers: I64, rows: I64) -> list[tuple[int, I64]]:
