@@ -77,7 +77,7 @@ class Producer:
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
         """Send messages of any topics as one atomic commit; all of them go to one broker.
 
-        After `OutcomeUnknownError`, sending the same `Message` objects again lands them once.
+        After `OutcomeUnknownError`, or an interrupt, sending the same `Message` objects again lands them once.
 
         Raises:
             as `send`.
@@ -91,9 +91,10 @@ class Producer:
             prepared = self._prepare(messages)
         try:
             result = self._store.log(prepared.broker).append(prepared.batch)
-        except OutcomeUnknownError:
-            with self._lock:
-                self._unclear[key] = prepared
+        except BaseException as error:
+            if isinstance(error, OutcomeUnknownError) or not isinstance(error, Exception):
+                with self._lock:
+                    self._unclear[key] = prepared
             raise
         queue_offsets = result.queue_offsets if result.queue_offsets is None else result.queue_offsets.tolist()
         commits = result.commit_offsets if result.commit_offsets is None else result.commit_offsets.tolist()

@@ -29,7 +29,7 @@ from rmq_spark.errors import (
     RmqError,
 )
 from rmq_spark.log import scan
-from rmq_spark.log.append import Appender, Attempt, Expect, Landed, Offsets, UnclearAppend
+from rmq_spark.log.append import Appender, Expect, Landed, Offsets, UnclearAppend
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.flusher import Periodic
@@ -49,6 +49,7 @@ I64 = npt.NDArray[np.int64]
 Answer = TypeVar("Answer")
 
 HOLE_LOOKS = 10
+UNCLEAR_REMEMBERED = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -110,8 +111,8 @@ class CommitLog:
             self._refuse_holes()
         self._appender = Appender(self._view, self.settings, self.clock, writer)
         self._group = GroupCommit(self._commit_group, self.settings, self.clock)
-        self._unclear: dict[object, tuple[Request, Attempt]] = {}
-        """Appends that ended unclear: the request as it was, and the attempt that it shares with its group."""
+        self._unclear: dict[object, Request] = {}
+        """Appends that ended unclear, or whose caller was interrupted."""
         self._flusher: Periodic | None = None
         self._unflushed: list[str] = []
         self._buffer: list[MessageBatch] = []
@@ -135,7 +136,7 @@ class CommitLog:
 
         With `sync` it is durable when this returns, with `async` visible, with `buffered` only in memory.
         `expect` is asked at every position tried. `app` = (application id, batch id) makes a repeated batch a
-        no-op. After `OutcomeUnknownError`, appending the same `batch` object again lands it once.
+        no-op. After `OutcomeUnknownError`, or an interrupt, appending the same `batch` object again lands it once.
 
         Raises:
             PreconditionFailedError: `expect` does not hold; nothing was written.
@@ -269,18 +270,20 @@ class CommitLog:
             raise ReadOnlyError("the log was opened for reading only", root=self.root)
 
     def _submit(self, request: Request) -> AppendResult:
-        unclear = self._unclear.pop(request.key, None) if self._unclear else None
-        if unclear is not None:
-            request.again, request.first_row = unclear[1], unclear[0].first_row
-        self._group.submit(request)
+        request.earlier = self._unclear.get(request.key) if self._unclear else None
+        try:
+            self._group.submit(request)
+            result = _result(request)
+            if request.earlier is not None and not isinstance(request.error, OutcomeUnknownError):
+                self._unclear.pop(request.key, None)
+        except BaseException:
+            self._note(request)  # an interrupt; its commit may still be under way, by another caller
+            raise
+        # No call from here on: Python looks for signals after calls, and this one could not be told any more.
         if request.error is not None:
             raise request.error
-        landed = request.landed
-        assert landed is not None  # noqa: S101 - a request is done with an outcome or an error
-        if landed.first < 0:
-            return AppendResult(landed.store_ms, repeated=True)
-        rows = landed.rows if request.files else request.batch.num_rows
-        return AppendResult(landed.store_ms, landed.repeated, landed.offsets, request.first_row, rows)
+        assert result is not None  # noqa: S101 - a request is done with an outcome or an error
+        return result
 
     def _commit_group(self, group: list[Request]) -> None:
         """Called by the leader of a group, one at a time."""
@@ -291,7 +294,7 @@ class CommitLog:
                 if len(group) > 1:
                     _ = landed.offsets.queue, landed.offsets.commit  # worked out once, not by every caller that wakes
                 for request in group:
-                    request.landed = landed
+                    request.attempt, request.landed = self._appender.current, landed
             except UnclearAppend as error:
                 self._remember(group, error)
             except RmqError as error:
@@ -306,11 +309,14 @@ class CommitLog:
 
     def _land(self, group: list[Request]) -> Landed:
         head = group[0]
-        if head.again is not None and head.again.lost:
-            head.again = None  # its group did not land; each caller tries again for itself
-        if head.again is not None:
+        earlier = head.earlier
+        while earlier is not None and earlier.attempt is None:
+            earlier = earlier.earlier  # that one was interrupted before it was tried
+        # Of a group that did not land each caller tries again for itself.
+        if earlier is not None and earlier.attempt is not None and not earlier.attempt.lost:
             # The whole group that ended unclear: its other callers find it landed when they ask.
-            return self._appender.land(head.again.rows, expect=head.expect, app=head.app, again=head.again)
+            head.first_row, again = earlier.first_row, earlier.attempt
+            return self._appender.land(again.rows, expect=head.expect, app=head.app, again=again)
         if head.files:
             rows = prepare_references(self.storage, self.root, head.files)
             names = [file.name for file in head.files]
@@ -336,10 +342,14 @@ class CommitLog:
     def _remember(self, group: list[Request], error: UnclearAppend) -> None:
         plain = OutcomeUnknownError(error.args[0], **error.context)
         for request in group:
-            request.error = plain
-            self._unclear[request.key] = (request, error.attempt)
-        while len(self._unclear) > 1024:
-            self._unclear.pop(next(iter(self._unclear)))
+            request.attempt, request.error = error.attempt, plain
+            self._note(request)
+
+    def _note(self, request: Request) -> None:
+        """Remember an append whose caller does not know how it ended, for when the same thing is appended again."""
+        self._unclear[request.key] = request
+        while len(self._unclear) > UNCLEAR_REMEMBERED:
+            self._unclear.pop(next(iter(self._unclear)), None)
 
     def _after(self, first: int) -> None:
         if self.settings.flush is not Flush.SYNC and first >= 0:
@@ -411,3 +421,14 @@ class CommitLog:
                     self._stuck = MessageBatch.merge(waiting)
                 self._submit(Request(self._stuck))
                 self._stuck = None
+
+
+def _result(request: Request) -> AppendResult | None:
+    """What the caller of an append that landed is told; None if it did not."""
+    landed = request.landed
+    if landed is None:
+        return None
+    if landed.first < 0:
+        return AppendResult(landed.store_ms, repeated=True)
+    rows = landed.rows if request.files else request.batch.num_rows
+    return AppendResult(landed.store_ms, landed.repeated, landed.offsets, request.first_row, rows)

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import OutcomeUnknownError
@@ -32,27 +33,27 @@ class Request:
     expect: Expect | None = None
     app: tuple[str, int] | None = None
     files: Sequence[RowFile] = ()
-    again: Attempt | None = None
-    """An attempt of the same rows that ended unclear."""
+    earlier: Request | None = None
+    """An append of the same rows whose caller does not know how it ended."""
     first_row: int = 0
     """Where its rows begin in the merged commit."""
     landed: Landed | None = None
     error: BaseException | None = None
+    attempt: Attempt | None = None
+    """The attempt that landed it, or may have."""
     latch: threading.Lock | None = None
     """Held until it is done or has to lead; only those that wait have one. A tenth of the cost of an `Event`."""
-    leads: bool = False
-    """Whether its caller is the one who commits for the others."""
+    group: Sequence[Request] = ()
+    """Of the one who leads: what it took out of the queue to be committed at once."""
     follower: Request | None = None
     """Who is woken by this one's caller as soon as it is awake itself."""
     gone: bool = False
     """Whether its caller was interrupted before anybody woke it."""
-    left: bool = False
-    """Whether its caller has begun to leave the group."""
 
     @property
     def alone(self) -> bool:
         """Whether it needs a commit of its own: a failing condition must not fail the others."""
-        return bool(self.expect or self.app or self.files or self.again)
+        return bool(self.expect or self.app or self.files or self.earlier)
 
     @property
     def key(self) -> object:
@@ -81,11 +82,11 @@ class GroupCommit:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-        self._arrived = threading.Condition(self._lock)
         self._queue: deque[Request] = deque()
-        self._leading = False
-        self._taken: list[Request] = []
-        """The group that the leader is busy with."""
+        self._leader: Request | None = None
+        """The one whose caller commits for the others."""
+        self._gathering: threading.Lock | None = None
+        """Held while the leader waits for more callers; whoever makes the group complete lets it go."""
         self._expected = 1
         self._commit_seconds = 0.0
 
@@ -102,56 +103,62 @@ class GroupCommit:
                 if request.follower is not None:
                     with self._lock:
                         self._wake_follower(request)
-            if request.leads:
-                self._lead()
+            if self._leader is request:
+                self._lead(request)
         finally:
             try:
                 self._leave(request)
             except BaseException:
-                if not request.left:  # interrupted before it began: without it nobody would lead any more
-                    self._leave(request)
+                self._leave(request)  # all of it again: half of it would let the others wait for ever
                 raise
 
     def _enter(self, request: Request) -> threading.Lock | None:
         with self._lock:
             latch = None
-            if self._leading:
-                latch = request.latch = threading.Lock()
-                latch.acquire()
+            if self._leader is None:
+                self._leader = request
             else:
-                self._leading = request.leads = True
+                latch = _held()
+                request.latch = latch
             self._queue.append(request)
-            if len(self._queue) >= self._expected:
-                self._arrived.notify()
+            if self._gathering is not None and len(self._queue) >= self._expected:
+                gathering, self._gathering = self._gathering, None
+                gathering.release()
         return latch
 
     def _leave(self, request: Request) -> None:
-        """After whatever happened: out of the queue, nobody left waiting, the lead handed on."""
+        """After whatever happened: out of the queue, nobody left waiting, the lead handed on.
+
+        May be interrupted at any point and called again. So each step is a single assignment, or looks first whether
+        it was done; and what tells of a step is cleared only after it.
+        """
         with self._lock:
-            request.left = True
             if not request.done and request in self._queue:
                 self._queue.remove(request)
             request.gone = request.latch is not None
+            if request.group:
+                self._settle(request)
             if request.follower is not None and not request.gone:
-                self._wake_follower(request)  # interrupted between waking up and doing so
-            if not request.leads:
-                return
-            last = request
-            for other in self._taken:
-                if not other.done:
-                    other.error = OutcomeUnknownError(
-                        "the caller who committed for this one was interrupted; append the same batch again"
-                    )
-                if other is not request:
-                    last.follower = last = other
-            self._wake_follower(request)
-            self._taken = []
-            if self._queue:
-                self._queue[0].leads = True
-                self._queue[0].wake()
-            else:
-                self._leading = False
-            request.leads = False
+                self._wake_follower(request)
+            if self._leader is request:
+                self._leader = self._queue[0] if self._queue else None
+            if self._leader is not None:
+                self._leader.wake()
+
+    def _settle(self, leader: Request) -> None:
+        """Each caller of the leader's group gets an outcome, and somebody who wakes it."""
+        while self._queue and self._queue[0] in leader.group:
+            self._queue.popleft()  # the leader was interrupted while it took them
+        last = leader
+        for other in leader.group:
+            if not other.done:
+                other.error = OutcomeUnknownError(
+                    "the caller who committed for this one was interrupted; append the same batch again"
+                )
+            if other is not leader:
+                last.follower = other
+                last = other
+        leader.group = ()
 
     @staticmethod
     def _wake_follower(request: Request) -> None:
@@ -163,26 +170,40 @@ class GroupCommit:
             follower.wake()
         request.follower = None
 
-    def _lead(self) -> None:
+    def _lead(self, request: Request) -> None:
+        gathering = None
         with self._lock:
             if len(self._queue) < self._expected:
-                wait = min(self._settings.linger_ms / 1000, 2 * self._commit_seconds)
-                self._arrived.wait_for(lambda: len(self._queue) >= self._expected, wait)
-            group = self._taken = self._take()
+                gathering = self._gathering = _held()
+        if gathering is not None:
+            gathering.acquire(timeout=min(self._settings.linger_ms / 1000, 2 * self._commit_seconds))
+        with self._lock:
+            self._gathering = None
+            count = self._group_size()
+            request.group = group = list(islice(self._queue, count))
+            for _ in range(count):
+                self._queue.popleft()
         started = self._clock.elapsed_ns()
         self._commit(group)
         self._commit_seconds = (self._clock.elapsed_ns() - started) / 1e9
         self._expected = len(group) + len(self._queue)
 
-    def _take(self) -> list[Request]:
-        group = [self._queue.popleft()]
-        if group[0].alone or not self._queue:
-            return group
-        rows, size = group[0].batch.num_rows, group[0].batch.body_bytes
-        while self._queue and not self._queue[0].alone:
-            batch = self._queue[0].batch
-            rows, size = rows + batch.num_rows, size + batch.body_bytes
-            if rows > self._settings.group_rows_max or size > self._settings.group_bytes_max:
+    def _group_size(self) -> int:
+        """How many of those in the queue are committed together."""
+        if self._queue[0].alone:
+            return 1
+        rows = size = count = 0
+        for request in self._queue:
+            if request.alone:
                 break
-            group.append(self._queue.popleft())
-        return group
+            rows, size = rows + request.batch.num_rows, size + request.batch.body_bytes
+            if count and (rows > self._settings.group_rows_max or size > self._settings.group_bytes_max):
+                break
+            count += 1
+        return count
+
+
+def _held() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock

@@ -1,0 +1,291 @@
+"""An interrupt (Ctrl-C) at every point of an append: the others are served, and the same batch again lands it once.
+
+Python delivers a signal when a function begins and when a call of C code ends, and it ends a wait. `Interrupter` raises
+at the n-th such moment of one thread, for every n until an append is done without reaching it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from faulty import message, open_log
+
+from rmq_spark.client.producer import Producer
+from rmq_spark.client.store import Store
+from rmq_spark.errors import OutcomeUnknownError
+from rmq_spark.log import append, commit_log, group_commit, view
+from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.model.message import Message
+from rmq_spark.storage.local import LocalStorage
+from rmq_spark.storage.memory import MemoryStorage
+from rmq_spark.testing.history import check_log, read_messages
+
+WATCHED = {module.__file__ for module in (append, commit_log, group_commit, view)}
+WAIT_SECONDS = 20
+"""Far longer than anything here takes: who has not come back by then never will."""
+
+
+class Interrupter:
+    """Interrupts the thread that uses it at its n-th moment within the watched files."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self.where: str | None = None
+
+    def __enter__(self) -> Interrupter:
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    def _see(self, frame: FrameType, event: str, arg: Any) -> None:
+        if frame.f_code.co_filename not in WATCHED or event not in ("call", "c_call", "c_return"):
+            return
+        # Only waiting is interrupted before a call: all other code of C runs to its end first.
+        if event == "c_call" and getattr(arg, "__name__", "") != "acquire":
+            return
+        self._left -= 1
+        if self._left == 0:
+            sys.setprofile(None)
+            self.where = f"{event} {getattr(arg, '__name__', '')} at {frame.f_code.co_name}:{frame.f_lineno}"
+            raise KeyboardInterrupt
+
+
+def append_surely(log: CommitLog, batch: MessageBatch) -> None:
+    """Append it, again and again while the outcome is not known."""
+    while True:
+        try:
+            log.append(batch)
+        except OutcomeUnknownError:
+            continue
+        return
+
+
+def interrupted(log: CommitLog, batch: MessageBatch, at: int) -> str | None:
+    """Append with an interrupt at the given moment, then as often as it takes. Where it was, None if nowhere."""
+    with Interrupter(at) as interrupter:
+        try:
+            log.append(batch)
+        except KeyboardInterrupt:
+            assert interrupter.where is not None
+        except OutcomeUnknownError:
+            assert interrupter.where is None  # another one was interrupted while it committed for this one
+    if interrupter.where is not None:
+        append_surely(log, batch)
+    return interrupter.where
+
+
+def run(*calls: Any) -> None:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive(), "a caller waits for ever"
+
+
+def test_a_caller_alone() -> None:
+    points = set()
+    for at in range(1, 10_000):
+        base = MemoryStorage()
+        log = open_log(base)
+        where = interrupted(log, message("victim"), at)
+        if where is None:
+            break
+        points.add(where)
+        run(lambda log=log: log.append(message("later")))
+        assert [m.msg_id for m in read_messages(open_log(base))] == ["victim", "later"], where
+    assert len(points) > 20
+
+
+@pytest.mark.parametrize("role", ["leads", "waits"])
+def test_a_caller_among_others(role: str) -> None:
+    """Three callers share a commit; one of them is interrupted while it leads, or while it waits and is woken."""
+    points = set()
+    for at in range(1, 10_000):
+        base = MemoryStorage()
+        log = open_log(base, linger_ms=50)
+        log._group._expected, log._group._commit_seconds = 3, 5.0  # the first to come waits for the others
+        found: list[str | None] = []
+
+        def victim(log: CommitLog = log, at: int = at, found: list[str | None] = found) -> None:
+            found.append(interrupted(log, message("victim"), at))
+
+        def others(log: CommitLog = log) -> list[Any]:
+            return [lambda name=name: append_surely(log, message(name)) for name in ("one", "two")]
+
+        run(*([victim, *others()] if role == "leads" else [*others(), victim]))
+        run(lambda log=log: log.append(message("later")))
+        names = [m.msg_id for m in read_messages(open_log(base))]
+        assert sorted(names[:-1]) == ["one", "two", "victim"] and names[-1] == "later", (found, names)
+        if found == [None]:
+            break
+        points.add(found[0])
+    assert len(points) > 20
+
+
+def test_the_same_batch_again_while_its_commit_is_still_under_way() -> None:
+    """The one who was interrupted waited for another one's commit, and does not wait for its end before it tries."""
+    base = MemoryStorage()
+    log = open_log(base)
+    real = log._group._commit
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(group: list[Any]) -> None:
+        if len(group) == 2:
+            entered.set()
+            assert go_on.wait(WAIT_SECONDS)
+        real(group)
+
+    log._group._commit = slow
+    log._group._expected, log._group._commit_seconds = 2, 5.0
+    batch = message("victim")
+    first = threading.Thread(target=lambda: log.append(message("leader")), daemon=True)
+    first.start()
+    while log._group._gathering is None:
+        pass
+
+    def wait_and_be_interrupted() -> None:
+        real_enter = log._group._enter
+
+        def enter(request: Any) -> Any:
+            log._group._enter = real_enter  # type: ignore[method-assign]
+            real_enter(request)
+            assert entered.wait(WAIT_SECONDS)
+            raise KeyboardInterrupt
+
+        log._group._enter = enter  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            log.append(batch)
+        threading.Timer(0.05, go_on.set).start()
+        assert log.append(batch).repeated
+
+    run(wait_and_be_interrupted)
+    first.join(WAIT_SECONDS)
+    assert sorted(m.msg_id for m in read_messages(open_log(base))) == ["leader", "victim"]
+
+
+def test_messages_sent_again_after_an_interrupt_land_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.create(str(tmp_path)) as store:
+        producer = Producer(store)
+        sent = Message(topic="t", body=b"b")
+        producer.send(Message(topic="t", body=b"first"))
+        log = store.log()
+        with monkeypatch.context() as patched:
+            patched.setattr(log, "_after", lambda first: signal.raise_signal(signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):
+                producer.send(sent)
+        producer.send(sent)
+        assert [m.body for m in read_messages(log)] == [b"first", b"b"]
+
+
+_STORM = """
+import faulthandler, random, signal, sys, threading, time
+from rmq_spark.errors import OutcomeUnknownError
+from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.storage.local import LocalStorage
+from rmq_spark.model.settings import LogSettings
+
+faulthandler.dump_traceback_later(120, exit=True)
+place, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+draw = random.Random(seed)
+log = CommitLog(LocalStorage(place), "brokers/b", "b", settings=LogSettings(flush="async"))
+over = threading.Event()
+counts = {}
+
+def message(name):
+    return MessageBatch.of(topic="t", queue_id=0, msg_id=name, body=b"x", born_timestamp_ms=0)
+
+def send(who):
+    number = 0
+    while not over.is_set():
+        batch = message(f"{who}-{number}")
+        while True:
+            try:
+                log.append(batch)
+                break
+            except OutcomeUnknownError:
+                continue
+        number += 1
+    counts[who] = number
+
+def storm():
+    main = threading.main_thread().ident
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(draw.random() * 0.004)
+        signal.pthread_kill(main, signal.SIGINT)
+        hits.append(1)
+    over.set()
+
+hits = []
+others = [threading.Thread(target=send, args=(f"t{n}",)) for n in range(3)]
+for thread in others:
+    thread.start()
+stormer = threading.Thread(target=storm)
+stormer.start()
+number = interrupts = 0
+batch = None
+while not over.is_set():
+    try:
+        if batch is None:
+            batch = message(f"main-{number}")
+        log.append(batch)
+        number, batch = number + 1, None
+    except (KeyboardInterrupt, OutcomeUnknownError) as error:
+        interrupts += isinstance(error, KeyboardInterrupt)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+stormer.join()
+if batch is not None:
+    log.append(batch)
+    number += 1
+for thread in others:
+    thread.join()
+counts["main"] = number
+log.close()
+print(interrupts, *(f"{who}={count}" for who, count in sorted(counts.items())))
+"""
+
+
+def storm(place: Path, seed: int, seconds: float) -> int:
+    """Real signals at random moments, beside three threads that append. The number of interrupts that came through."""
+    done = subprocess.run(
+        [sys.executable, "-c", _STORM, str(place), str(seed), str(seconds)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+    )
+    assert done.returncode == 0, f"seed {seed}\n{done.stderr}"
+    interrupts, *counted = done.stdout.split()
+    check_log(LocalStorage(place), "brokers/b", "b", acked=[])
+    names = [m.msg_id for m in read_messages(CommitLog(LocalStorage(place), "brokers/b", "b", read_only=True))]
+    assert len(names) == len(set(names)), f"seed {seed}: repeated"
+    for pair in counted:
+        who, count = pair.split("=")
+        mine = [int(name.rsplit("-", 1)[1]) for name in names if name.startswith(f"{who}-")]
+        # The main thread may leave one landed and unasked: it is interrupted when its answer is on the way.
+        assert mine[: int(count)] == list(range(int(count))) and len(mine) <= int(count) + 1, f"seed {seed}: {who}"
+    return int(interrupts)
+
+
+def test_real_signals_at_random_moments(tmp_path: Path) -> None:
+    assert storm(tmp_path, random.randrange(1 << 30), 1) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(8))
+def test_many_real_signals_at_random_moments(tmp_path: Path, turn: int) -> None:
+    assert storm(tmp_path, random.randrange(1 << 30), 15) > 100
