@@ -3,7 +3,8 @@
 The store is filled first, commit by commit, on a clock of its own that moves on with each commit. What it then holds,
 all columns, offsets and times included, is written to the peers. Kafka keeps what it has a place for: body, queue, and
 as its key the tag and the keys (a tag could also be a header, which its connector reads more slowly). Its times are
-those of its own writing.
+those of its own writing. A second topic of Kafka's has headers, too, with what else a message is: its id, and when and
+where it was born.
 """
 
 import itertools
@@ -69,6 +70,8 @@ class Data:
     """A copy of Delta's table: a session keeps what it made of a table's log, in as many pieces as were set then."""
     topic: str | None = None
     """Kafka's topic; None without Kafka."""
+    topic_with_headers: str | None = None
+    """The same messages with id, time and host of birth as headers."""
     rare: int = 0
     """How many messages have the tag `rare`."""
     slice_rows: int = 0
@@ -177,18 +180,35 @@ def as_kafka(frame, *more):
     return frame.select(F.concat_ws(" ", "tags", "keys").alias("key"), F.col("body").alias("value"), *more)
 
 
+def headers():
+    """What Kafka has no column for, as it would be kept there."""
+    born = {"msgId": F.col("msgId"), "bornHost": F.col("bornHost"), "bornTimestamp": F.unix_millis("bornTimestamp")}
+    pairs = [
+        F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+        for name, value in born.items()
+    ]
+    return F.array(*pairs).alias("headers")
+
+
 def _fill_kafka(world, data, parts):
-    data.topic = f"read-{data.size}"
-    world.kafka.create_topic(data.topic, QUEUES)
+    data.topic, data.topic_with_headers = f"read-{data.size}", f"read-{data.size}-headers"
+    for topic in (data.topic, data.topic_with_headers):
+        world.kafka.create_topic(topic, QUEUES)
     for part in parts:
-        frame = as_kafka(world.spark.read.parquet(str(part.file)), F.col("queueId").alias("partition"))
+        held = world.spark.read.parquet(str(part.file))
+        queue = F.col("queueId").alias("partition")
         time.sleep(0.01)  # so that no two parts share a millisecond
         begun = SystemClock().now_ms()
-        writer = frame.write.format("kafka").option("kafka.bootstrap.servers", world.kafka.address)
-        writer.option("topic", data.topic).save()
+        _send(world, as_kafka(held, queue), data.topic)
         time.sleep(0.01)
         if part.is_slice:
             data.kafka_slice_ms = (begun, SystemClock().now_ms())
+        _send(world, as_kafka(held, queue, headers()), data.topic_with_headers)
+
+
+def _send(world, frame, topic):
+    writer = frame.write.format("kafka").option("kafka.bootstrap.servers", world.kafka.address)
+    writer.option("topic", topic).save()
 
 
 def _pairs(cuts):
