@@ -88,6 +88,10 @@ class RecordingOps(FileOps):
     def fsync_dir(self, path: str) -> None:
         self.calls.append(("fsync_dir", path.rstrip("/")))
 
+    def flush_file_system(self, path: str) -> bool:
+        self.calls.append(("flush_all", path))
+        return True
+
 
 @dataclass
 class Disk:
@@ -115,9 +119,16 @@ class Disk:
             case ("fsync", inode):
                 self.durable[inode] = len(self.content[inode])
             case ("fsync_dir", path):
-                entries = self.names.setdefault(path, {})
-                for change in self.pending.pop(path, []):
-                    _enter(entries, change)
+                self._keep_names(path)
+            case ("flush_all", _):
+                self.durable = {inode: len(data) for inode, data in self.content.items()}
+                for path in list(self.pending):
+                    self._keep_names(path)
+
+    def _keep_names(self, path: str) -> None:
+        entries = self.names.setdefault(path, {})
+        for change in self.pending.pop(path, []):
+            _enter(entries, change)
 
     def _change(self, path: str, added: bool, inode: int | None) -> None:
         directory, name = os.path.split(path)
