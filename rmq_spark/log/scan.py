@@ -7,6 +7,7 @@ range's rows have the same order in every file: by topic, queue and log offset.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -30,6 +31,8 @@ I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
 
 __all__ = ["Log", "Plan", "Query", "ScanStats", "Source", "plan", "run"]
+
+_log = logging.getLogger(__name__)
 
 DECIDING_ROWS = 65_536
 """Of columns that only decide which rows match, more rows at a time: most are thrown away at once."""
@@ -66,6 +69,12 @@ def _read_moving(log: Log, planned: Plan, source: Source) -> Iterator[pa.RecordB
         except NotFoundError as error:
             moved = _relocate(log.refresh().mark, log.root, source)
             if moved is None and planned.query.skip_expired:
+                _log.warning(
+                    "retention deleted [%d, %d) of %s while it was read, going on without the rest of it",
+                    source.first,
+                    source.end,
+                    log.broker,
+                )
                 return
             if moved is None:
                 raise DataExpiredError(

@@ -23,7 +23,7 @@ from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task, make_tasks, queue_ranges
 from rmq_spark.spark.resolve import queue_bounds
 from rmq_spark.spark.schema import shape_of
-from rmq_spark.spark.subscription import Subscription, check_topics
+from rmq_spark.spark.subscription import Subscription, check_bounds, check_topics
 from rmq_spark.spark.task_reader import read_task, reads_little
 
 _log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class RocketMQBatchReader(DataSourceReader):
         try:
             store = kept_store(options.store, options.storage_options, read_only=True)
             check_topics(store, options)
+            check_bounds(store, options)
             tasks = [task for broker in store.brokers() for task in self._plan(store.log(broker))]
         except RmqError:
             forget_store(options.store, options.storage_options)
@@ -69,10 +70,14 @@ class RocketMQBatchReader(DataSourceReader):
         options = self._options
         log.refresh()  # the handle may be an earlier plan's
         subscription = Subscription(options, log.broker)
-        bounds = queue_bounds(log, options, subscription)
-        stats = ScanStats()
-        query = Query(end=log.view.state.offset, from_ms=self._from_ms, to_ms=self._to_ms)
-        table = _run_index(log).list_runs(query, subscription.select, stats)
+        while True:
+            bounds = queue_bounds(log, options, subscription)
+            floor = log.view.mark.log_start
+            stats = ScanStats()
+            query = Query(end=log.view.state.offset, from_ms=self._from_ms, to_ms=self._to_ms)
+            table = _run_index(log).list_runs(query, subscription.select, stats)
+            if log.view.mark.log_start == floor:
+                break  # else retention moved on meanwhile: what is asked for may be gone
         ranges = queue_ranges(table, bounds, log.view.state.queues.starts())
         tasks = make_tasks(
             log.broker,

@@ -13,6 +13,7 @@ from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.store import Store
 from rmq_spark.client.time_search import QueueKey
 from rmq_spark.spark.log_cursor import LogCursor
+from rmq_spark.spark.start_file import QueueStarts
 from rmq_spark.spark.stream_offset import StreamOffset
 
 MEMBER = "spark"
@@ -37,8 +38,8 @@ class GroupProgress:
         while len(self._planned) > _KEPT:
             self._planned.pop(next(iter(self._planned)))
 
-    def commit(self, end: StreamOffset, cursors: Mapping[str, LogCursor]) -> None:
-        """Note that everything before `end` was processed.
+    def commit(self, end: StreamOffset, cursors: Mapping[str, LogCursor], starts: QueueStarts) -> None:
+        """Note that everything before `end` was processed; `starts` are the first offsets that still matter there.
 
         Raises:
             RmqError: it could not be written.
@@ -49,7 +50,7 @@ class GroupProgress:
                 (topic, broker, queue): offset
                 for broker, position in end.brokers.items()
                 if broker in cursors
-                for (topic, queue), offset in cursors[broker].all_queues(position).items()
+                for (topic, queue), offset in cursors[broker].all_queues(position, starts.of(broker)).items()
             }
         self._offsets.commit(self._group, self._existing(ends), member=MEMBER)
         self._complete = True

@@ -23,6 +23,7 @@ from rmq_spark.spark.bounds import Latest
 from rmq_spark.spark.group_progress import GroupProgress
 from rmq_spark.spark.log_cursor import LogCursor
 from rmq_spark.spark.options import ReadOptions
+from rmq_spark.spark.start_file import NO_STARTS, QueueStarts, read_starts
 from rmq_spark.spark.stream_offset import StreamOffset, assigned
 
 _log = logging.getLogger(__name__)
@@ -69,10 +70,14 @@ class GroupTracker(StreamingQueryListener):
                 progress, cursors = self._progress(offset, offset.store, offset.group)
                 begin = _parse(start)
                 if begin is not None:
-                    progress.planned(offset, _touched(begin, offset, cursors))
-                progress.commit(offset, cursors)
+                    starts = self._starts(offset.store, begin.starts or offset.starts)
+                    progress.planned(offset, _touched(begin, offset, cursors, starts))
+                progress.commit(offset, cursors, self._starts(offset.store, offset.starts))
         except RmqError as error:
             _log.warning("the progress of group %s could not be noted: %s", offset.group, error)
+
+    def _starts(self, uri: str, name: str | None) -> QueueStarts:
+        return NO_STARTS if name is None else read_starts(self._stores[uri].storage, name)
 
     def _progress(self, offset: StreamOffset, uri: str, group: str) -> tuple[GroupProgress, dict[str, LogCursor]]:
         if uri not in self._stores:
@@ -103,12 +108,14 @@ def track(spark: SparkSession, storage_options: Mapping[str, str] | None = None)
 
 
 def _touched(
-    start: StreamOffset, end: StreamOffset, cursors: Mapping[str, LogCursor]
+    start: StreamOffset, end: StreamOffset, cursors: Mapping[str, LogCursor], starts: QueueStarts
 ) -> dict[tuple[str, str, int], int]:
     return {
         (topic, broker, queue): offset
         for broker, position in end.brokers.items()
-        for (topic, queue), offset in cursors[broker].touched(start.position(broker), position).items()
+        for (topic, queue), offset in cursors[broker]
+        .touched(start.position(broker), position, starts.of(broker))
+        .items()
     }
 
 

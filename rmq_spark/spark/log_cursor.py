@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,6 +13,7 @@ from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.run_table import RunIndex, RunTable
 from rmq_spark.log.scan import Query
+from rmq_spark.log.state import LogState
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task, make_tasks, queue_ranges
 from rmq_spark.spark.stream_offset import Position
@@ -36,7 +38,7 @@ class LogCursor:
     def end(self) -> Position:
         """The log's end as of now."""
         state = self.log.refresh().state
-        return Position(state.offset, self.subscription.count(state.queues))
+        return Position(state.offset, self.subscription.count(state.queues), _print_before(state, state.offset))
 
     def first(self) -> Position:
         """Where what retention has left begins."""
@@ -64,7 +66,9 @@ class LogCursor:
             many if rows_max is None else rows_max,
             many if bytes_max is None else bytes_max,
         )
-        return end if offset >= end.offset else Position(offset, begin.seen + rows)
+        if offset >= end.offset:
+            return end
+        return Position(offset, begin.seen + rows, _print_before(self.log.view.state, offset))
 
     def plan(
         self,
@@ -79,7 +83,7 @@ class LogCursor:
 
         Raises:
             DataExpiredError: retention or a deleted topic took some of it, and `failOnDataLoss` is true.
-            InvalidRequestError: the position lies behind the log's end: another store.
+            InvalidRequestError: the position lies behind the log's end, or the log was cut before it.
         """
         view = self.log.refresh()
         if end.offset > view.state.offset:
@@ -89,12 +93,14 @@ class LogCursor:
                 position=end.offset,
                 end=view.state.offset,
             )
-        self._check_expired(start, end, same_subscription)
+        self.check_same_log(start)
+        self.check_same_log(end)
         table = self._list(max(start.offset, view.mark.log_start), end.offset)
+        # Only now: retention may have moved on while files were listed.
+        self._check_expired(start, end, starts, same_subscription=same_subscription)
         firsts = self.log.view.state.queues.starts()
         self._check_deleted(table, firsts, starts)
-        bounds = {place: (offset, 1 << 62) for place, offset in starts.items()}
-        ranges = queue_ranges(table, bounds, firsts)
+        ranges = queue_ranges(table, _from(starts), firsts)
         tasks = make_tasks(
             self.log.broker,
             table,
@@ -119,18 +125,35 @@ class LogCursor:
             return self.end()
         return self.at(max(table.sources[int(table.source[wanted].min())].first, view.mark.log_start))
 
-    def touched(self, start: Position, end: Position) -> dict[tuple[str, int], int]:
-        """For each queue with messages in [start, end): the offset after its last one."""
+    def touched(
+        self, start: Position, end: Position, starts: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        """For each queue with messages to be read in [start, end): the offset after its last one."""
         table = self._list(start.offset, end.offset)
-        return {(part.topic, part.queue): part.high for part in queue_ranges(table, None, {})}
+        return {(part.topic, part.queue): part.high for part in queue_ranges(table, _from(starts), {})}
 
-    def all_queues(self, at: Position) -> dict[tuple[str, int], int]:
-        """For each selected queue: the offset of its first message at or after a position."""
+    def all_queues(self, at: Position, starts: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        """For each selected queue: the offset of its first message to be read at or after a position."""
         state = self.log.refresh().state
         offsets = {(queue.topic, queue.queue): queue.end for queue in self.subscription.queues(state)}
         for part in queue_ranges(self._list(at.offset, state.offset), None, {}):
-            offsets[part.topic, part.queue] = part.low
+            offsets[part.topic, part.queue] = max(part.low, starts.get((part.topic, part.queue), 0))
         return offsets
+
+    def check_same_log(self, position: Position) -> None:
+        """Check that the log before a position is the one it was made for, as far as that can be told.
+
+        Raises:
+            InvalidRequestError: `rmq recover` cut the log before it, and it has grown again since.
+        """
+        there = _print_before(self.log.view.state, position.offset)
+        if None not in (position.print_, there) and position.print_ != there:
+            raise InvalidRequestError(
+                "the log was cut before the checkpoint's place and has other messages there now; give the query a new "
+                "checkpoint",
+                broker=self.log.broker,
+                position=position.offset,
+            )
 
     def _list(self, start: int, end: int) -> RunTable:
         return self._runs.list_runs(Query(start=self._skip_idle(start), end=end), self.subscription.select)
@@ -146,14 +169,23 @@ class LogCursor:
         """A stream that waits on a busy log keeps its position; what lies between is not looked at again."""
         return self._idle[1] if self._idle[0] <= start < self._idle[1] else start
 
-    def _check_expired(self, start: Position, end: Position, same_subscription: bool) -> None:
-        floor = self.log.view.mark.log_start
+    def _check_expired(
+        self, start: Position, end: Position, starts: Mapping[tuple[str, int], int], *, same_subscription: bool
+    ) -> None:
+        mark = self.log.view.mark
+        floor = mark.log_start
         if floor <= start.offset:
             return
         # More messages below the log's start than were seen means that some were not read.
-        lost = self.first().seen - start.seen if same_subscription else -1
+        gone = Queues.load(mark.starts)
+        lost = self.subscription.count(gone) - start.seen if same_subscription else -1
         if lost == 0:
             return
+        # What lies before a queue's start was never asked for.
+        asked_for = sum(max(0, end - starts.get(place, 0)) for place, end in self.subscription.ends(gone).items())
+        if not asked_for:
+            return
+        lost = min(lost, asked_for)
         where = {
             "broker": self.log.broker,
             "first": start.offset,
@@ -173,7 +205,7 @@ class LogCursor:
         starts: Mapping[tuple[str, int], int],
     ) -> None:
         """Messages of a topic that was deleted after the log position are hidden, not gone: still a loss."""
-        for part in queue_ranges(table, {place: (offset, 1 << 62) for place, offset in starts.items()}, {}):
+        for part in queue_ranges(table, _from(starts), {}):
             first = firsts.get(part.topic)
             hidden_to = int(first[part.queue]) if first is not None and part.queue < len(first) else 0
             if hidden_to <= part.low:
@@ -184,3 +216,14 @@ class LogCursor:
                     "messages were deleted before they were read; failOnDataLoss=false goes on without them", **where
                 )
             _log.warning("messages were deleted before they were read, going on without them: %s", where)
+
+
+def _from(starts: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], tuple[int, int]]:
+    """First offsets as bounds."""
+    return {place: (offset, 1 << 62) for place, offset in starts.items()}
+
+
+def _print_before(state: LogState, offset: int) -> int | None:
+    """A fingerprint of the commit that holds the message before a log offset; None if it was rolled."""
+    at = bisect_right(state.commits.firsts, offset - 1) - 1
+    return state.commits.prints[at] & 0xFFFFFFFF if at >= 0 else None

@@ -105,10 +105,12 @@ class ReadOptions:
             return any(topic == assigned for assigned, _ in self.assign)
         return self.pattern is not None and re.fullmatch(self.pattern, topic) is not None
 
-    def selects_queue(self, topic: str, broker: str, queue: int) -> bool:
-        """Whether messages of this queue are asked for."""
+    def selects_queue(self, topic: str, broker: str | None, queue: int) -> bool:
+        """Whether messages of this queue are asked for; without a broker: of the queue of that number on any."""
         if self.assign is None or topic == self.retry_topic:
             return self.selects(topic)
+        if broker is None:
+            return any(queue in queues for (assigned, _), queues in self.assign.items() if assigned == topic)
         return any(queue in self.assign.get((topic, at), ()) for at in (broker, None))
 
 
@@ -255,6 +257,8 @@ def _selection(
         return tuple(dict.fromkeys(listed)), None, None
     if "subscribePattern" in given:
         pattern = given["subscribePattern"]
+        if not pattern.strip():
+            raise InvalidRequestError("subscribePattern is blank; `.*` reads every topic", value=pattern)
         try:
             re.compile(pattern)
         except re.error as error:
@@ -320,7 +324,7 @@ def _check_named_queues(read: ReadOptions) -> None:
         else:
             continue
         for topic, broker, queue in sorted(named, key=str):
-            if not read.selects(topic) or (broker is not None and not read.selects_queue(topic, broker, queue)):
+            if not read.selects_queue(topic, broker, queue):
                 raise InvalidRequestError(
                     f"{option} names a queue that is not read", topic=topic, brokerName=broker, queueId=queue
                 )

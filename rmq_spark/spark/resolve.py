@@ -83,6 +83,7 @@ def start_offsets(log: CommitLog, options: ReadOptions, queues: list[QueueBounds
             raise InvalidRequestError(
                 "starting offset is behind the queue's end",
                 topic=queue.topic,
+                broker=log.broker,
                 queue=queue.queue,
                 offset=asked,
                 end=queue.end,
@@ -99,6 +100,7 @@ def _end_offsets(log: CommitLog, options: ReadOptions, queues: list[QueueBounds]
             raise InvalidRequestError(
                 "ending offset is behind the queue's end",
                 topic=queue.topic,
+                broker=log.broker,
                 queue=queue.queue,
                 offset=offset,
                 end=queue.end,

@@ -26,6 +26,10 @@ class QueueStarts:
     offsets: Mapping[str, Mapping[tuple[str, int], int]]
     settled: Mapping[str, int]
 
+    def of(self, broker: str) -> Mapping[tuple[str, int], int]:
+        """First offsets of one broker's queues."""
+        return self.offsets.get(broker, {})
+
 
 def write_starts(storage: Storage, starts: QueueStarts) -> str:
     """Write the file (durably) and return its name."""
@@ -43,6 +47,9 @@ def write_starts(storage: Storage, starts: QueueStarts) -> str:
     except ExistsError:
         return name  # the same content, by its name
     return name
+
+
+NO_STARTS: Final = QueueStarts({}, {})
 
 
 def read_starts(storage: Storage, name: str) -> QueueStarts:

@@ -10,7 +10,7 @@ in batch 0 it asks for the start again, and "latest" would by then be another pl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
@@ -28,6 +28,8 @@ class Position:
     """Log offset of the next message, of whatever topic."""
     seen: int
     """Messages of the subscription before it, ever."""
+    print_: int | None = field(default=None, compare=False)
+    """Fingerprint of the commit before it, if that was not rolled yet: a log that was cut has another one there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def subscription_json(options: ReadOptions) -> dict[str, Any]:
     if options.pattern is not None:
         value["pattern"] = options.pattern
     if options.retry_topic is not None:
-        value["retry"] = True
+        value["retry"] = options.retry_topic  # not only that there is one: another group's was counted otherwise
     if options.topics is not None:
         value["topics"] = sorted(options.topics)
     return value
@@ -138,8 +140,13 @@ def _ranges(queues: tuple[int, ...]) -> list[list[int]]:
 
 
 def _dump(brokers: Mapping[str, Position]) -> dict[str, list[int]]:
-    return {broker: [brokers[broker].offset, brokers[broker].seen] for broker in sorted(brokers)}
+    return {broker: _numbers(brokers[broker]) for broker in sorted(brokers)}
+
+
+def _numbers(place: Position) -> list[int]:
+    numbers = [place.offset, place.seen]
+    return numbers if place.print_ is None else [*numbers, place.print_]
 
 
 def _load(value: Mapping[str, list[int]]) -> dict[str, Position]:
-    return {broker: Position(int(place[0]), int(place[1])) for broker, place in value.items()}
+    return {broker: Position(*(int(number) for number in place[:3])) for broker, place in value.items()}

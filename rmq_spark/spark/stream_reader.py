@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -30,16 +30,18 @@ from rmq_spark.spark.log_cursor import LogCursor
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task
 from rmq_spark.spark.schema import shape_of
-from rmq_spark.spark.start_file import QueueStarts, read_starts
+from rmq_spark.spark.start_file import NO_STARTS, QueueStarts, read_starts
 from rmq_spark.spark.stream_offset import Position, StreamOffset, subscription_json
 from rmq_spark.spark.stream_start import resolve_start
-from rmq_spark.spark.subscription import check_topics
+from rmq_spark.spark.subscription import check_bounds, check_topics
 from rmq_spark.spark.task_reader import read_task, reads_little
 
 if TYPE_CHECKING:
     from rmq_spark.spark.group_progress import GroupProgress
 
 _log = logging.getLogger(__name__)
+
+_BEGINNING: Final = Position(0, 0)
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -135,6 +137,7 @@ class _Planner:
         """Where a new query starts; found out once, however often Spark asks."""
         if self._initial is None:
             check_topics(self._store, self._options)
+            check_bounds(self._store, self._options)
             positions, starts = resolve_start(self._store, self._options, self.cursors())
             self._initial = self._offset(positions, is_new=True, starts=starts)
         return self._initial
@@ -149,10 +152,12 @@ class _Planner:
         begin = self._counted(start, ends)
         if not self._has_begun:
             self._has_begun = True
+            if start.subscription != self._subscription:
+                check_topics(self._store, self._options)
             if not start.is_new:
                 # A driver that died after its last batch may not have noted it; Spark tells only with the next one.
                 self.commit(start)
-        backlog = {broker: max(0, end.seen - begin.position(broker).seen) for broker, end in ends.items()}
+        backlog = {broker: _backlog(broker, begin.position(broker), end) for broker, end in ends.items()}
         total = sum(backlog.values())
         if start.is_new and not total:
             # A batch without rows, but with a record of where the query started: from now on a restart knows it.
@@ -179,25 +184,25 @@ class _Planner:
     def tasks(self, start: StreamOffset, end: StreamOffset) -> list[Task]:
         """The tasks of one batch. The same however often it is asked, as the messages between two positions are."""
         self._check_store(end)
-        begin = start.brokers
+        begin, counted = start.brokers, start.subscription
         if start.is_new and end.origin is not None:
             # After a crash in batch 0 Spark asks for the start anew; the batch's end tells where it really was.
-            begin = end.origin
-        same = start.subscription == self._subscription
-        wanted = {b: p.seen - begin.get(b, Position(0, 0)).seen for b, p in end.brokers.items()}
+            begin, counted = end.origin, end.subscription
+        same = counted == self._subscription
+        wanted = {broker: _between(begin.get(broker, _BEGINNING), place, same) for broker, place in end.brokers.items()}
         total = max(1, sum(wanted.values()))
         tasks: list[Task] = []
         least = self._options.min_partitions
         starts = self._queue_starts(end.starts if start.is_new else start.starts)
         ends: dict[tuple[str, str, int], int] = {}
         for broker, position in end.brokers.items():
-            first = begin.get(broker, Position(0, 0))
+            first = begin.get(broker, _BEGINNING)
             if position.offset <= first.offset:
                 continue
             some, touched = self.cursors()[broker].plan(
                 first,
                 position,
-                starts.offsets.get(broker, {}),
+                starts.of(broker),
                 same_subscription=same,
                 tasks_min=None if least is None else max(1, -(-least * wanted[broker] // total)),
             )
@@ -212,7 +217,7 @@ class _Planner:
         if self._progress is None:
             return
         try:
-            self._progress.commit(end, self.cursors())
+            self._progress.commit(end, self.cursors(), self._queue_starts(end.starts))
         except RmqError as error:
             _log.warning("the group's progress could not be noted: %s", error)
 
@@ -258,6 +263,8 @@ class _Planner:
                     position=position.offset,
                     end=end,
                 )
+            if broker in self._cursors:
+                self._cursors[broker].check_same_log(position)
         if start.subscription == self._subscription:
             return start
         # Other topics than before: they are read from the same place on, but their messages were not counted.
@@ -280,14 +287,37 @@ class _Planner:
 
     def _is_settled(self, name: str | None, positions: Mapping[str, Position]) -> bool:
         settled = self._queue_starts(name).settled
-        return all(positions.get(broker, Position(0, 0)).offset >= offset for broker, offset in settled.items())
+        return all(positions.get(broker, _BEGINNING).offset >= offset for broker, offset in settled.items())
 
     def _queue_starts(self, name: str | None) -> QueueStarts:
         if name is None:
-            return QueueStarts({}, {})
+            return NO_STARTS
         if self._starts is None or self._starts[0] != name:
             self._starts = (name, read_starts(self._store.storage, name))
         return self._starts[1]
+
+
+def _between(start: Position, end: Position, same_subscription: bool) -> int:
+    """How much lies between: messages of the subscription or, if they were counted for another one, of any."""
+    return end.seen - start.seen if same_subscription else end.offset - start.offset
+
+
+def _backlog(broker: str, start: Position, end: Position) -> int:
+    """Messages to read.
+
+    Raises:
+        InvalidRequestError: there are fewer than were read: whatever the reason, going on would skip new ones.
+    """
+    if end.offset < start.offset:
+        return 0  # AvailableNow fixed its end before
+    if end.seen < start.seen:
+        raise InvalidRequestError(
+            "the checkpoint counts more messages than there are: it is of another log; give the query a new checkpoint",
+            broker=broker,
+            counted=start.seen,
+            actual=end.seen,
+        )
+    return end.seen - start.seen
 
 
 def _progress(store: Store, group: str | None) -> GroupProgress | None:

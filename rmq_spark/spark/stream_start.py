@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rmq_spark.client.store import Store
-from rmq_spark.spark.bounds import ByTimestamp, Earliest, Latest
+from rmq_spark.errors import InvalidRequestError
+from rmq_spark.spark.bounds import ByTimestamp, Earliest, Latest, TimestampsByQueue
 from rmq_spark.spark.log_cursor import LogCursor
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.resolve import position_at, start_offsets
@@ -24,6 +25,7 @@ def resolve_start(
     bound = options.starting
     if isinstance(bound, Latest):
         return {broker: cursor.end() for broker, cursor in cursors.items()}, None
+    _refuse_future(store, options)
     positions: dict[str, Position] = {}
     offsets: dict[str, dict[tuple[str, int], int]] = {}
     settled: dict[str, int] = {}
@@ -45,3 +47,22 @@ def resolve_start(
     if not any(offsets.values()):
         return positions, None
     return positions, write_starts(store.storage, QueueStarts(offsets, settled))
+
+
+def _refuse_future(store: Store, options: ReadOptions) -> None:
+    """A stream that begins at the end would return messages from before such a time.
+
+    Raises:
+        InvalidRequestError: a starting time has not come yet, and the strategy is not `latest`.
+    """
+    bound = options.starting
+    times = [bound.ms] if isinstance(bound, ByTimestamp) else []
+    if isinstance(bound, TimestampsByQueue):
+        times = list(bound.times.values())
+    now = store.clock.now_ms()
+    if times and max(times) > now and options.by_timestamp_strategy == "error":
+        raise InvalidRequestError(
+            "a starting time has not come yet; startingOffsetsByTimestampStrategy=latest starts at the end",
+            time_ms=max(times),
+            now_ms=now,
+        )

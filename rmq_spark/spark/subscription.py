@@ -16,6 +16,7 @@ from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
 from rmq_spark.model import names
+from rmq_spark.spark.bounds import ByOffsets, TimestampsByQueue
 from rmq_spark.spark.options import ReadOptions
 
 I64 = npt.NDArray[np.int64]
@@ -76,6 +77,15 @@ class Subscription:
             total += int(end[self.select(topic, np.arange(len(end)))].sum())
         return total
 
+    def ends(self, queues: Queues) -> dict[tuple[str, int], int]:
+        """How many messages each of the selected queues ever had."""
+        found: dict[tuple[str, int], int] = {}
+        for topic in filter(self.selects, queues.topics()):
+            _, end = queues.arrays(topic)
+            used = np.flatnonzero(self.select(topic, np.arange(len(end))))
+            found |= {(topic, queue): int(end[queue]) for queue in used.tolist()}
+        return found
+
     def hidden(self, view: LogView) -> dict[tuple[str, int], int]:
         """First readable offsets of the queues whose messages before that are in the log, but of a deleted topic."""
         old = Queues.load(view.mark.starts)
@@ -101,6 +111,22 @@ def check_topics(store: Store, options: ReadOptions) -> None:
     for (topic, broker), queues in (options.assign or {}).items():
         if topic in configs:
             _check_queues(topic, configs[topic]["queues"], broker, queues)
+
+
+def check_bounds(store: Store, options: ReadOptions) -> None:
+    """Check that the queues exist for which offsets or times are given: others would be read whole, for a typing error.
+
+    Raises:
+        InvalidRequestError: one does not exist.
+    """
+    configs = store.nameserver.refresh().state.fold(TopicConfigs).configs
+    for bound in (options.starting, options.ending):
+        named = bound.offsets if isinstance(bound, ByOffsets) else {}
+        if isinstance(bound, TimestampsByQueue):
+            named = bound.times
+        for topic, broker, queue in named:
+            if topic in configs:  # one that a pattern selects may come later
+                _check_queues(topic, configs[topic]["queues"], broker, (queue,))
 
 
 def _is_engines(topic: str) -> bool:

@@ -109,7 +109,7 @@ class StreamMachine(RuleBasedStateMachine):
         done = max(self.checkpoint.done, default=None)
         if done is None:
             return
-        for broker, (offset, _) in json.loads(self.checkpoint.ends[done])["brokers"].items():
+        for broker, (offset, *_) in json.loads(self.checkpoint.ends[done])["brokers"].items():
             self.world.expire_below(int(offset * share), broker)
 
     @rule(group=st.sampled_from(["g", "h"]), offset=st.integers(0, 3))

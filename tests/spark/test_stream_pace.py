@@ -217,7 +217,7 @@ def test_the_latest_offset_is_reported_beside_the_end_of_the_batch() -> None:
     query.trigger()
     assert query.latest is not None
     latest = json.loads(query.latest)["brokers"]["broker-0"]
-    assert latest == [world.log().refresh().state.offset, 30]
+    assert latest[:2] == [world.log().refresh().state.offset, 30]
     assert checkpoint.end()["brokers"]["broker-0"][1] == 7
 
 
