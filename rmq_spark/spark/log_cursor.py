@@ -97,7 +97,7 @@ class LogCursor:
         self.check_same_log(end)
         table = self._list(max(start.offset, view.mark.log_start), end.offset)
         # Only now: retention may have moved on while files were listed.
-        self._check_expired(start, end, starts, same_subscription=same_subscription)
+        self._check_expired(start, end, same_subscription)
         firsts = self.log.view.state.queues.starts()
         self._check_deleted(table, firsts, starts)
         ranges = queue_ranges(table, _from(starts), firsts)
@@ -169,23 +169,14 @@ class LogCursor:
         """A stream that waits on a busy log keeps its position; what lies between is not looked at again."""
         return self._idle[1] if self._idle[0] <= start < self._idle[1] else start
 
-    def _check_expired(
-        self, start: Position, end: Position, starts: Mapping[tuple[str, int], int], *, same_subscription: bool
-    ) -> None:
-        mark = self.log.view.mark
-        floor = mark.log_start
+    def _check_expired(self, start: Position, end: Position, same_subscription: bool) -> None:
+        floor = self.log.view.mark.log_start
         if floor <= start.offset:
             return
         # More messages below the log's start than were seen means that some were not read.
-        gone = Queues.load(mark.starts)
-        lost = self.subscription.count(gone) - start.seen if same_subscription else -1
+        lost = self.first().seen - start.seen if same_subscription else -1
         if lost == 0:
             return
-        # What lies before a queue's start was never asked for.
-        asked_for = sum(max(0, end - starts.get(place, 0)) for place, end in self.subscription.ends(gone).items())
-        if not asked_for:
-            return
-        lost = min(lost, asked_for)
         where = {
             "broker": self.log.broker,
             "first": start.offset,

@@ -77,15 +77,6 @@ class Subscription:
             total += int(end[self.select(topic, np.arange(len(end)))].sum())
         return total
 
-    def ends(self, queues: Queues) -> dict[tuple[str, int], int]:
-        """How many messages each of the selected queues ever had."""
-        found: dict[tuple[str, int], int] = {}
-        for topic in filter(self.selects, queues.topics()):
-            _, end = queues.arrays(topic)
-            used = np.flatnonzero(self.select(topic, np.arange(len(end))))
-            found |= {(topic, queue): int(end[queue]) for queue in used.tolist()}
-        return found
-
     def hidden(self, view: LogView) -> dict[tuple[str, int], int]:
         """First readable offsets of the queues whose messages before that are in the log, but of a deleted topic."""
         old = Queues.load(view.mark.starts)
