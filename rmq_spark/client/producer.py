@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from rmq_spark.client.compression import compress
 from rmq_spark.client.store import AUTO_CREATE_QUEUES, Store, Topic
-from rmq_spark.errors import InvalidRequestError, NotFoundError, OutcomeUnknownError
+from rmq_spark.errors import InvalidRequestError, NotFoundError, OutcomeUnknownError, RmqError
+from rmq_spark.log.commit_log import UNCLEAR_REMEMBERED, AppendResult
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model import names
 from rmq_spark.model.java_hash import java_hash
@@ -33,7 +34,7 @@ class SendResult:
     store_timestamp_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Prepared:
     """Messages that have their queues and ids; a repeated send must not draw new ones."""
 
@@ -41,6 +42,8 @@ class _Prepared:
     broker: str
     placed: list[tuple[str, int]]
     batch: MessageBatch
+    result: AppendResult | None = None
+    """Set once they landed; a send may be interrupted after that, too."""
 
 
 class Producer:
@@ -86,16 +89,35 @@ class Producer:
             raise InvalidRequestError("a batch needs at least one message")
         key = tuple(map(id, messages))
         with self._lock:
-            prepared = self._unclear.pop(key, None)
+            prepared = self._unclear.get(key)
         if prepared is None:
             prepared = self._prepare(messages)
         try:
-            result = self._store.log(prepared.broker).append(prepared.batch)
+            if prepared.result is None:
+                prepared.result = self._store.log(prepared.broker).append(prepared.batch)
+            results = self._results(messages, prepared, prepared.result)
+            self._forget(key)
         except BaseException as error:
-            if isinstance(error, OutcomeUnknownError) or not isinstance(error, Exception):
-                with self._lock:
-                    self._unclear[key] = prepared
+            if isinstance(error, RmqError) and not isinstance(error, OutcomeUnknownError):
+                self._forget(key)  # nothing was written
+            else:
+                self._remember(key, prepared)
             raise
+        return results
+
+    def _remember(self, key: tuple[int, ...], prepared: _Prepared) -> None:
+        with self._lock:
+            self._unclear.pop(key, None)
+            self._unclear[key] = prepared
+            while len(self._unclear) > UNCLEAR_REMEMBERED:
+                self._unclear.pop(next(iter(self._unclear)))
+
+    def _forget(self, key: tuple[int, ...]) -> None:
+        if self._unclear:
+            with self._lock:
+                self._unclear.pop(key, None)
+
+    def _results(self, messages: Sequence[Message], prepared: _Prepared, result: AppendResult) -> list[SendResult]:
         queue_offsets = result.queue_offsets if result.queue_offsets is None else result.queue_offsets.tolist()
         commits = result.commit_offsets if result.commit_offsets is None else result.commit_offsets.tolist()
         return [

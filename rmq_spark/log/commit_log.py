@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
@@ -111,7 +113,7 @@ class CommitLog:
             self._refuse_holes()
         self._appender = Appender(self._view, self.settings, self.clock, writer)
         self._group = GroupCommit(self._commit_group, self.settings, self.clock)
-        self._unclear: dict[object, Request] = {}
+        self._unclear: OrderedDict[object, Request] = OrderedDict()
         """Appends that ended unclear, or whose caller was interrupted."""
         self._flusher: Periodic | None = None
         self._unflushed: list[str] = []
@@ -119,6 +121,8 @@ class CommitLog:
         self._buffer_bytes = 0
         self._drain = threading.Lock()
         self._flushing = threading.Lock()
+        self._drained: list[MessageBatch] = []
+        """What was taken out of the buffer and is not known to have landed."""
         self._stuck: MessageBatch | None = None
         """A buffered commit that failed and is tried again, as it was, before anything newer."""
         self._committer: Periodic | None = None
@@ -316,7 +320,8 @@ class CommitLog:
         if earlier is not None and earlier.attempt is not None and not earlier.attempt.lost:
             # The whole group that ended unclear: its other callers find it landed when they ask.
             head.first_row, again = earlier.first_row, earlier.attempt
-            return self._appender.land(again.rows, expect=head.expect, app=head.app, again=again)
+            names = [file.name for file in head.files]
+            return self._appender.land(again.rows, expect=head.expect, app=head.app, files=names, again=again)
         if head.files:
             rows = prepare_references(self.storage, self.root, head.files)
             names = [file.name for file in head.files]
@@ -336,6 +341,8 @@ class CommitLog:
         elif isinstance(error, Exception) and len(group) > 1:
             for request in group:  # one of them is at fault: the others shall not suffer for it
                 self._commit_group([request])
+            if all(request.error is None for request in group):
+                raise error  # none of them is: somebody's signal handler raised it, in the leader's thread
         elif isinstance(error, Exception):
             group[0].error = error
 
@@ -347,9 +354,10 @@ class CommitLog:
 
     def _note(self, request: Request) -> None:
         """Remember an append whose caller does not know how it ended, for when the same thing is appended again."""
+        self._unclear.pop(request.key, None)  # the last one asked for is forgotten last
         self._unclear[request.key] = request
         while len(self._unclear) > UNCLEAR_REMEMBERED:
-            self._unclear.pop(next(iter(self._unclear)), None)
+            self._unclear.popitem(last=False)
 
     def _after(self, first: int) -> None:
         if self.settings.flush is not Flush.SYNC and first >= 0:
@@ -376,11 +384,12 @@ class CommitLog:
             self._flush_now()
 
     def _flush_now(self) -> None:
-        with self._lock:
-            paths_, self._unflushed = self._unflushed, []
-        if not paths_:
-            return
+        paths_: list[str] = []
         try:
+            with self._lock:
+                paths_, self._unflushed = self._unflushed, []
+            if not paths_:
+                return
             try:
                 self.storage.sync(paths_)
             except NotFoundError:
@@ -407,20 +416,24 @@ class CommitLog:
             full = self._buffer_bytes > self.settings.group_bytes_max
         self._committer.poke()
         if full:
-            self._commit_buffer()
+            # It is buffered and will be tried again. If that fails, the next caller is told, whose batch is not.
+            with suppress(RmqError):
+                self._commit_buffer()
         return AppendResult(None)
 
     def _commit_buffer(self) -> None:
         with self._drain:  # one at a time, or a later buffer could land before an earlier one
             while True:
                 if self._stuck is None:
-                    with self._lock:
-                        waiting, self._buffer, self._buffer_bytes = self._buffer, [], 0
-                    if not waiting:
+                    if not self._drained:
+                        with self._lock:
+                            # In one step: who is interrupted here has all of it in one of the two places.
+                            self._drained, self._buffer, self._buffer_bytes = self._buffer, [], 0
+                    if not self._drained:
                         return
-                    self._stuck = MessageBatch.merge(waiting)
+                    self._stuck = MessageBatch.merge(self._drained)
                 self._submit(Request(self._stuck))
-                self._stuck = None
+                self._stuck, self._drained = None, []
 
 
 def _result(request: Request) -> AppendResult | None:

@@ -24,6 +24,8 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import RowFile
 from rmq_spark.model.settings import LogSettings
 
+LEAVE_TRIES = 100
+
 
 @dataclass(eq=False)
 class Request:
@@ -106,11 +108,15 @@ class GroupCommit:
             if self._leader is request:
                 self._lead(request)
         finally:
-            try:
-                self._leave(request)
-            except BaseException:
-                self._leave(request)  # all of it again: half of it would let the others wait for ever
-                raise
+            interrupt = None
+            for _ in range(LEAVE_TRIES):
+                try:
+                    self._leave(request)
+                    break
+                except BaseException as error:  # noqa: BLE001 - all of it again: half of it lets others wait for ever
+                    interrupt = error
+            if interrupt is not None:
+                raise interrupt
 
     def _enter(self, request: Request) -> threading.Lock | None:
         with self._lock:
@@ -173,6 +179,7 @@ class GroupCommit:
     def _lead(self, request: Request) -> None:
         gathering = None
         with self._lock:
+            request.latch = None  # who leads is awake, even if the one who woke it was interrupted before it said so
             if len(self._queue) < self._expected:
                 gathering = self._gathering = _held()
         if gathering is not None:

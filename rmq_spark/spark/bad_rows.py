@@ -26,6 +26,8 @@ BAD_KEYS: Final = "BAD_KEYS"
 BAD_QUEUE_ID: Final = "BAD_QUEUE_ID"
 """The queue it asked for."""
 
+NAMES: Final = frozenset({BAD_REASON, BAD_TOPIC, BAD_TAGS, BAD_KEYS, BAD_QUEUE_ID})
+
 SHOWN_CHARACTERS: Final = 255
 SHOWN_BODY_BYTES: Final = 64
 

@@ -189,7 +189,8 @@ RANGE: Final = (
         uses=READ,
         kind="error or latest",
         default="error",
-        meaning="What happens when a queue has no message at that time or later: stop, or start at its end",
+        meaning="What happens when a queue has no message at its time or later, or when a stream's time has not come yet: "
+        "stop, or start at the end",
         example="latest",
     ),
     Option(
@@ -352,7 +353,8 @@ SINK: Final = (
         uses=WRITE,
         kind="text",
         default="the query's id; for a batch a new one",
-        meaning="Name of the writing application: a batch of the same name and number is written once",
+        meaning="Name of the writing application: a batch of the same name, number and option `topic` is written once "
+        "to a broker, and one with a lower number than the last is not written",
         example="nightly-load",
     ),
     Option(

@@ -128,7 +128,7 @@ def _milliseconds(array: pa.Array, add_us: int) -> pa.Array:
         return _whole(array)
     micros = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64())
     numbers = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)
-    made = (numbers + add_us) // 1_000
+    made = numbers // 1_000 + (numbers % 1_000 + add_us) // 1_000  # in two parts: the sum could be too large
     return pa.array(made, mask=np.asarray(array.is_null())) if array.null_count else pa.array(made)
 
 

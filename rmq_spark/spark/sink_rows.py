@@ -39,6 +39,10 @@ BAD_PROPERTIES_BYTES_MAX: Final = 16_384
 _PAIRS_BYTES: Final = 12
 """What a tag and keys need in RocketMQ's property string beside themselves: their names and the marks between."""
 _RESERVED: Final = pa.array(sorted(properties.RESERVED), pa.string())
+_NOT_KEPT: Final = pa.array(sorted(properties.RESERVED | bad_rows.NAMES), pa.string())
+"""Of a bad row's properties; what it was bad for before is not why it is bad now."""
+_SPARK_MS_MAX: Final = (1 << 63) // 1000 - 1
+"""Spark counts microseconds: a later time could be stored, and no read of the topic would get past it."""
 _TEXTS: Final = ("topic", "tags", "keys", "shardingKey")
 _DIGITS: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _HEX: Final = _DIGITS[np.arange(65_536)[:, None] >> np.array([12, 8, 4, 0]) & 15].view(np.uint32).ravel()
@@ -284,7 +288,9 @@ class RowMaker:
         body = pc.fill_null(bad["body"], b"")
         if (pc.binary_length(body).to_numpy(zero_copy_only=False) > names.BODY_BYTES_MAX).any():
             body = pc.binary_slice(body, 0, names.BODY_BYTES_MAX)
-        kept = {"body": body} | {name: bad[name] for name in ("bornTimestamp",) if name in bad}
+        kept = {"body": body}
+        if "bornTimestamp" in bad:
+            kept["bornTimestamp"] = pc.if_else(_is_no_time(bad["bornTimestamp"]), None, bad["bornTimestamp"])
         topic = repeated(target, count)
         return self._table(kept, topic, queue, pairs.to_maps(pairs.join(parts), count), self._clock.now_ms())
 
@@ -323,6 +329,10 @@ def _check_texts(columns: Columns, doubtful: Sequence[str], faults: Faults) -> N
             faults.mark(changed, f"its {name} is not valid UTF-8")
 
 
+def _is_no_time(milliseconds: pa.Array) -> pa.Array:
+    return pc.or_(pc.greater(milliseconds, _SPARK_MS_MAX), pc.less(milliseconds, -_SPARK_MS_MAX))
+
+
 def _check_values(columns: Columns, doubtful: Sequence[str], faults: Faults) -> None:
     body = columns["body"]
     if body.null_count:
@@ -339,6 +349,8 @@ def _check_values(columns: Columns, doubtful: Sequence[str], faults: Faults) -> 
             faults.mark(is_blank(columns[name]), f"its {name} is blank; leave it null")
     if (flag := numbers_of(columns, "flag")) is not None:
         faults.mark(flag != flag.astype(np.int32), "its flag does not fit 32 bits")
+    if (born := columns.get("bornTimestamp")) is not None:
+        faults.mark(_is_no_time(born), "its bornTimestamp is no time in milliseconds")
 
 
 def _user_pairs(columns: Columns, faults: Faults) -> Pairs | None:
@@ -424,7 +436,8 @@ def _kept_pairs(given: Pairs, rows: I64, count: int) -> Pairs:
     bad = np.full(count, -1, np.int64)
     bad[rows] = np.arange(len(rows))
     legal = pc.and_not(
-        pc.and_not(pc.invert(is_blank(given.names)), is_blank(given.values)), pc.is_in(given.names, _RESERVED)
+        pc.and_not(pc.invert(is_blank(given.names)), is_blank(given.values)),
+        pc.is_in(given.names, _NOT_KEPT),
     ).to_numpy(zero_copy_only=False)
     small = (given.sizes(count) <= BAD_PROPERTIES_BYTES_MAX)[given.rows]
     kept = given.filter((bad[given.rows] >= 0) & legal & small)

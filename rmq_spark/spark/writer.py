@@ -125,7 +125,7 @@ class RocketMQBatchWriter(_Sink, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         app = None
         if self._options.txn_app_id is not None and self._options.txn_version is not None:
-            app = self._options.txn_app_id, self._options.txn_version
+            app = _application(self._options, self._options.txn_app_id), self._options.txn_version
         commit(self._options, _written(messages), app)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -144,7 +144,10 @@ class RocketMQStreamWriter(_Sink, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _written(messages)
-        app_id = self._options.txn_app_id or next((part.query_id for part in written if part.query_id), None)
+        if self._options.txn_app_id is not None:
+            app_id: str | None = _application(self._options, self._options.txn_app_id)
+        else:
+            app_id = next((part.query_id for part in written if part.query_id), None)
         if app_id is None and written:
             raise InvalidRequestError("Spark named no query id; name the application by the option txnAppId")
         if app_id is not None:
@@ -152,6 +155,11 @@ class RocketMQStreamWriter(_Sink, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._throw_away(messages)
+
+
+def _application(options: WriteOptions, txn_app_id: str) -> str:
+    """Under what name batches are counted: with the topic, as a name given by the user is Delta's for each table."""
+    return txn_app_id if options.topic is None else f"{txn_app_id} -> {options.topic}"
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:

@@ -12,13 +12,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
-from faulty import message, open_log
+from faulty import Wrapped, message, open_log
 
+from rmq_spark.client import producer as producer_module
 from rmq_spark.client.producer import Producer
 from rmq_spark.client.store import Store
 from rmq_spark.errors import OutcomeUnknownError
@@ -30,7 +33,7 @@ from rmq_spark.storage.local import LocalStorage
 from rmq_spark.storage.memory import MemoryStorage
 from rmq_spark.testing.history import check_log, read_messages
 
-WATCHED = {module.__file__ for module in (append, commit_log, group_commit, view)}
+WATCHED: set[str | None] = {module.__file__ for module in (append, commit_log, group_commit, view)}
 WAIT_SECONDS = 20
 """Far longer than anything here takes: who has not come back by then never will."""
 
@@ -38,8 +41,9 @@ WAIT_SECONDS = 20
 class Interrupter:
     """Interrupts the thread that uses it at its n-th moment within the watched files."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, watched: set[str | None] = WATCHED) -> None:
         self._left = at
+        self._watched = watched
         self.where: str | None = None
 
     def __enter__(self) -> Interrupter:
@@ -50,7 +54,7 @@ class Interrupter:
         sys.setprofile(None)
 
     def _see(self, frame: FrameType, event: str, arg: Any) -> None:
-        if frame.f_code.co_filename not in WATCHED or event not in ("call", "c_call", "c_return"):
+        if frame.f_code.co_filename not in self._watched or event not in ("call", "c_call", "c_return"):
             return
         # Only waiting is interrupted before a call: all other code of C runs to its end first.
         if event == "c_call" and getattr(arg, "__name__", "") != "acquire":
@@ -84,6 +88,13 @@ def interrupted(log: CommitLog, batch: MessageBatch, at: int) -> str | None:
     if interrupter.where is not None:
         append_surely(log, batch)
     return interrupter.where
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.001)
 
 
 def run(*calls: Any) -> None:
@@ -138,7 +149,7 @@ def test_a_caller_among_others(role: str) -> None:
 def test_the_same_batch_again_while_its_commit_is_still_under_way() -> None:
     """The one who was interrupted waited for another one's commit, and does not wait for its end before it tries."""
     base = MemoryStorage()
-    log = open_log(base)
+    log = open_log(base, linger_ms=1_000 * WAIT_SECONDS)
     real = log._group._commit
     entered, go_on = threading.Event(), threading.Event()
 
@@ -149,12 +160,11 @@ def test_the_same_batch_again_while_its_commit_is_still_under_way() -> None:
         real(group)
 
     log._group._commit = slow
-    log._group._expected, log._group._commit_seconds = 2, 5.0
+    log._group._expected, log._group._commit_seconds = 2, WAIT_SECONDS
     batch = message("victim")
     first = threading.Thread(target=lambda: log.append(message("leader")), daemon=True)
     first.start()
-    while log._group._gathering is None:
-        pass
+    wait_until(lambda: log._group._gathering is not None)
 
     def wait_and_be_interrupted() -> None:
         real_enter = log._group._enter
@@ -174,6 +184,148 @@ def test_the_same_batch_again_while_its_commit_is_still_under_way() -> None:
     run(wait_and_be_interrupted)
     first.join(WAIT_SECONDS)
     assert sorted(m.msg_id for m in read_messages(open_log(base))) == ["leader", "victim"]
+
+
+def test_a_leader_whose_waker_was_interrupted_wakes_those_it_commits_for() -> None:
+    """It was let go and led, but the one who let it go was interrupted before it had said so."""
+    log = open_log(MemoryStorage(), linger_ms=5)
+    group = log._group
+    first, second = message("first"), message("second")
+    inside, go_on, second_left = threading.Event(), threading.Event(), threading.Event()
+    real_commit, real_leave, leaves = group._commit, group._leave, []
+
+    def commit(requests: list[Any]) -> None:
+        if requests[0].batch is first:
+            inside.set()
+            assert go_on.wait(WAIT_SECONDS)
+        real_commit(requests)
+
+    def leave(request: Any) -> None:
+        if request.batch is first:
+            leaves.append(1)
+            if len(leaves) == 2:
+                second_left.wait(5)  # as if it got no turn until then
+        real_leave(request)
+        if request.batch is second:
+            second_left.set()
+
+    group._commit, group._leave = commit, leave  # type: ignore[method-assign]
+
+    def see(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_return" and frame.f_code is group_commit.Request.wake.__code__ and arg.__name__ == "release":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    def lead() -> None:
+        sys.setprofile(see)
+        with pytest.raises(KeyboardInterrupt):
+            log.append(first)
+
+    threads = [threading.Thread(target=lead, daemon=True)]
+    threads[0].start()
+    assert inside.wait(WAIT_SECONDS)
+    for number, batch in enumerate((second, message("third"), message("fourth"))):
+        threads.append(threading.Thread(target=lambda batch=batch: log.append(batch), daemon=True))
+        threads[-1].start()
+        wait_until(lambda number=number: len(group._queue) > number)
+    go_on.set()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive(), "a caller waits for ever"
+
+
+def test_two_interrupts_in_a_row_while_a_caller_leaves() -> None:
+    for at in range(1, 200):
+        log = open_log(MemoryStorage())
+        real, moments, victim = log._group._leave, [], message("victim")
+
+        def leave(
+            request: Any, real: Any = real, moments: list[int] = moments, at: int = at, victim: Any = victim
+        ) -> None:
+            moments.append(1)
+            if request.batch is victim and len(moments) <= 3:
+                with Interrupter(at):
+                    real(request)
+            else:
+                real(request)
+
+        log._group._leave = leave  # type: ignore[method-assign]
+        try:
+            log.append(victim)
+        except KeyboardInterrupt:
+            run(lambda log=log: log.append(message("later")))
+        else:
+            return
+    raise AssertionError("there is always another moment")
+
+
+def test_an_error_of_a_leaders_signal_handler_reaches_it_and_nobody_else() -> None:
+    base = MemoryStorage()
+    log = open_log(base, linger_ms=500)
+    log._group._expected, log._group._commit_seconds = 2, 5.0
+    real, calls = log._land, []
+
+    def land(group: list[Any]) -> Any:
+        calls.append(len(group))
+        if len(calls) == 1:
+            raise TimeoutError("raised by a handler of the leader's")
+        return real(group)
+
+    log._land = land  # type: ignore[method-assign]
+    ended: list[str] = []
+
+    def send(name: str) -> None:
+        batch = message(name)
+        try:
+            log.append(batch)
+            ended.append("acknowledged")
+        except TimeoutError:
+            ended.append("told")
+            assert log.append(batch).repeated
+
+    run(lambda: send("one"), lambda: send("two"))
+    assert calls[0] == 2 and sorted(ended) == ["acknowledged", "told"]
+    assert sorted(m.msg_id for m in read_messages(open_log(base))) == ["one", "two"]
+
+
+@pytest.mark.parametrize("flush", ["buffered", "async"])
+def test_an_interrupted_flush_leaves_nothing_out_of_the_next_one(flush: str) -> None:
+    for at in range(1, 1_000):
+        weak = Wrapped(MemoryStorage())
+        synced: list[str] = []
+        weak.sync = synced.extend  # type: ignore[method-assign, assignment]
+        log = open_log(weak, flush=flush, linger_ms=60_000, flush_interval_ms=3_600_000)
+        log.append(message("one"))
+        log.append(message("two"))
+        with Interrupter(at) as interrupter:
+            try:
+                log.flush()
+            except KeyboardInterrupt:
+                assert interrupter.where is not None
+        log.flush()
+        assert [m.msg_id for m in read_messages(log)] == ["one", "two"], interrupter.where
+        assert synced, interrupter.where
+        if interrupter.where is None:
+            return
+    raise AssertionError("there is always another moment")
+
+
+def test_messages_of_a_send_that_is_interrupted_anywhere_land_once(tmp_path: Path) -> None:
+    for at in range(1, 1_000):
+        with Store.create(f"memory://interrupted-sends-{at}") as store:
+            producer = Producer(store)
+            sent = Message(topic="t", body=b"b")
+            producer.send(Message(topic="t", body=b"first"))
+            with Interrupter(at, {producer_module.__file__}) as interrupter:
+                try:
+                    producer.send(sent)
+                except KeyboardInterrupt:
+                    assert interrupter.where is not None
+            if interrupter.where is None:
+                return
+            producer.send(sent)
+            assert [m.body for m in read_messages(store.log())] == [b"first", b"b"], interrupter.where
+    raise AssertionError("there is always another moment")
 
 
 def test_messages_sent_again_after_an_interrupt_land_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

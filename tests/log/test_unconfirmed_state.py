@@ -18,13 +18,17 @@ from rmq_spark.errors import (
     FencedError,
     InvalidRequestError,
     OutcomeUnknownError,
+    PreconditionFailedError,
     UnavailableError,
 )
+from rmq_spark.log import commit_log
 from rmq_spark.log.append import Landed
+from rmq_spark.log.collect import discard
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.group_commit import Request
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
+from rmq_spark.log.rows import write_row_file
 from rmq_spark.log.state import LogState
 from rmq_spark.log.verify import verify
 from rmq_spark.model.message import Message
@@ -342,3 +346,64 @@ def test_memory_of_a_refresh_does_not_hold_the_files_it_read() -> None:
     reader.view.take = take  # type: ignore[method-assign]
     reader.refresh()
     assert 0 < largest < 50 * 1_000
+
+
+def test_row_files_that_were_collected_between_two_tries_are_not_committed() -> None:
+    base = MemoryStorage()
+    weak = Wrapped(base)
+    log = open_log(weak)
+    file = write_row_file(weak, ROOT, message("row"), nonce="n1", block_bytes=1 << 18)
+
+    def lose(path: str) -> None:
+        raise OutcomeUnknownError("no answer")
+
+    weak.before_create = lose
+    with pytest.raises(OutcomeUnknownError):
+        log.append_files([file])
+    weak.before_create = None
+    assert discard(open_log(base), [file.name])
+    with pytest.raises(PreconditionFailedError):
+        log.append_files([file])
+    assert ids(open_log(base)) == []
+
+
+def test_of_many_unclear_appends_the_one_asked_last_is_forgotten_last(monkeypatch: Any) -> None:
+    monkeypatch.setattr(commit_log, "UNCLEAR_REMEMBERED", 3)
+    base = MemoryStorage()
+    weak = Wrapped(base)
+    log = CommitLog(weak, ROOT, BROKER, settings=settings())
+
+    def lose(path: str) -> None:
+        raise OutcomeUnknownError("no answer")
+
+    def unclear(batch: MessageBatch) -> None:
+        with pytest.raises(OutcomeUnknownError):
+            log.append(batch)
+
+    batch = message("A")
+    weak.after_create = lose
+    unclear(batch)
+    weak.after_create, weak.before_create = None, lose
+    for name in ("b", "c"):
+        unclear(message(name))
+    with monkeypatch.context() as patched:
+        patched.setattr(log._view, "refresh", lambda: lose(""))
+        unclear(batch)
+    unclear(message("d"))
+    weak.before_create = None
+    assert log.append(batch).repeated
+
+
+def test_a_buffered_append_whose_buffer_cannot_be_written_is_accepted_and_the_next_one_is_told() -> None:
+    base = MemoryStorage()
+    weak = Wrapped(base)
+    log = open_log(weak, flush="buffered", linger_ms=60_000, group_bytes_max=1024, append_timeout_ms=1)
+
+    def down(path: str) -> None:
+        raise UnavailableError("down")
+
+    weak.before_create = down
+    log.append(message("A", body=b"x" * 5_000))
+    weak.before_create = None
+    log.flush()
+    assert ids(open_log(base)) == ["A"]

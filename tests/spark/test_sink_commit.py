@@ -557,3 +557,16 @@ def test_a_store_in_a_bucket(s3_uri: str, s3_options: dict[str, str]) -> None:
         assert sorted(texts(store)) == ["a", "a", "b", "b"]
         assert len(row_files(store)) == 4
         assert is_sound(store)
+
+
+def test_one_application_and_version_for_two_topics_writes_both(tmp_path: Path) -> None:
+    """As with Delta, whose users write a batch to several tables under one name and number."""
+    with Store.create(str(tmp_path)) as store:
+        for topic in ("one", "two"):
+            options = {"store": str(tmp_path), "topic": topic, "txnAppId": "a", "txnVersion": "7"}
+            for _ in range(2):
+                write(options, bodies(topic))
+        for topic in ("one", "two"):
+            for _ in range(2):
+                write({"store": str(tmp_path), "topic": topic, "txnAppId": "s"}, bodies(f"{topic} s"), query_id="q")
+        assert [row["body"] for row in stored(store, "one", "two")] == [b"one", b"two", b"one s", b"two s"]

@@ -461,3 +461,33 @@ def test_long_keys_are_measured_with_their_tag(keys: int, good: bool) -> None:
 def test_of_two_faults_the_tag_is_named_first() -> None:
     with pytest.raises(InvalidRequestError, match=r"its tag has a '\|'"):
         make([{"body": b"x", "tags": "a|b", "keys": " "}], topic="t")
+
+
+# ------------------------------------------------------------ found by a review
+
+
+def test_a_row_that_is_bad_again_tells_why_it_is_bad_now() -> None:
+    before = [("k", "v"), ("BAD_REASON", "old"), ("BAD_TOPIC", "old"), ("BAD_QUEUE_ID", "99")]
+    (row,) = make([{"body": b"a", "queueId": 99, "properties": before}], topic="t", bad_records_topic="bad")
+    kept = dict(row["properties"])
+    assert len(row["properties"]) == len(kept) and kept["k"] == "v"
+    assert kept["BAD_REASON"] == "its topic has no such queue" and kept["BAD_TOPIC"] == "t"
+
+
+@pytest.mark.parametrize("born", [1_700_000_000_000_000_000, -1_700_000_000_000_000_000])
+def test_a_time_that_spark_could_not_read_back_is_refused(born: int) -> None:
+    with pytest.raises(InvalidRequestError, match="no time in milliseconds"):
+        make([{"body": b"a", "bornTimestamp": born}], topic="t")
+    (row,) = make([{"body": b"a", "bornTimestamp": born}], topic="t", bad_records_topic="bad")
+    assert row["topic"] == "bad" and row["bornTimestamp"] is not None
+
+
+def test_the_last_time_of_all_is_not_delivered_at_once() -> None:
+    last = pa.scalar((1 << 63) - 1, pa.int64()).cast(pa.timestamp("us", "UTC"))
+    column = pa.array([last.value], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    columns = to_columns(
+        [pa.RecordBatch.from_arrays([pa.array([b"a"]), column], names=["body", "deliverTimestamp"])],
+        ["body", "deliverTimestamp"],
+    )
+    with pytest.raises(InvalidRequestError, match="3 days"):
+        maker(topic="t").make(columns)
