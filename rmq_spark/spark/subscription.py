@@ -16,7 +16,7 @@ from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
 from rmq_spark.model import names
-from rmq_spark.spark.bounds import ByOffsets, TimestampsByQueue
+from rmq_spark.spark.bounds import Bound, ByOffsets, QueueKey, TimestampsByQueue
 from rmq_spark.spark.options import ReadOptions
 
 I64 = npt.NDArray[np.int64]
@@ -110,14 +110,19 @@ def check_bounds(store: Store, options: ReadOptions) -> None:
     Raises:
         InvalidRequestError: one does not exist.
     """
+    named = [*_named(options.starting), *_named(options.ending)]
+    if not named:
+        return
     configs = store.nameserver.refresh().state.fold(TopicConfigs).configs
-    for bound in (options.starting, options.ending):
-        named = bound.offsets if isinstance(bound, ByOffsets) else {}
-        if isinstance(bound, TimestampsByQueue):
-            named = bound.times
-        for topic, broker, queue in named:
-            if topic in configs:  # one that a pattern selects may come later
-                _check_queues(topic, configs[topic]["queues"], broker, (queue,))
+    for topic, broker, queue in named:
+        if topic in configs:  # one that a pattern selects may come later
+            _check_queues(topic, configs[topic]["queues"], broker, (queue,))
+
+
+def _named(bound: Bound) -> Iterable[QueueKey]:
+    if isinstance(bound, ByOffsets):
+        return bound.offsets
+    return bound.times if isinstance(bound, TimestampsByQueue) else ()
 
 
 def _is_engines(topic: str) -> bool:
