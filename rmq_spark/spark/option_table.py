@@ -189,8 +189,8 @@ RANGE: Final = (
         uses=READ,
         kind="error or latest",
         default="error",
-        meaning="What happens when a queue has no message at its time or later, or when a stream's time has not come yet: "
-        "stop, or start at the end",
+        meaning="What happens when a queue has no message at its time or later, or when a stream's time has not come "
+        "yet: stop, or start at the end",
         example="latest",
     ),
     Option(
