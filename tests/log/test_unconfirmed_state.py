@@ -394,7 +394,7 @@ def test_of_many_unclear_appends_the_one_asked_last_is_forgotten_last(monkeypatc
     assert log.append(batch).repeated
 
 
-def test_a_buffered_append_whose_buffer_cannot_be_written_is_accepted_and_the_next_one_is_told() -> None:
+def test_a_buffered_append_whose_buffer_cannot_be_written_is_accepted_and_lands_later() -> None:
     base = MemoryStorage()
     weak = Wrapped(base)
     log = open_log(weak, flush="buffered", linger_ms=60_000, group_bytes_max=1024, append_timeout_ms=1)
