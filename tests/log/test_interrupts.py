@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -329,13 +328,16 @@ def test_messages_of_a_send_that_is_interrupted_anywhere_land_once(tmp_path: Pat
 
 
 def test_messages_sent_again_after_an_interrupt_land_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(first: int) -> None:
+        raise KeyboardInterrupt
+
     with Store.create(str(tmp_path)) as store:
         producer = Producer(store)
         sent = Message(topic="t", body=b"b")
         producer.send(Message(topic="t", body=b"first"))
         log = store.log()
         with monkeypatch.context() as patched:
-            patched.setattr(log, "_after", lambda first: signal.raise_signal(signal.SIGINT))
+            patched.setattr(log, "_after", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 producer.send(sent)
         producer.send(sent)
@@ -351,6 +353,7 @@ from rmq_spark.storage.local import LocalStorage
 from rmq_spark.model.settings import LogSettings
 
 faulthandler.dump_traceback_later(120, exit=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background may have inherited to ignore it
 place, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 draw = random.Random(seed)
 log = CommitLog(LocalStorage(place), "brokers/b", "b", settings=LogSettings(flush="async"))

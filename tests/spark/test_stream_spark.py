@@ -115,8 +115,8 @@ def test_available_now_takes_what_is_there_in_batches_and_ends(spark: SparkSessi
     progress = [one for one in query.recentProgress if one["numInputRows"]]
     assert [one["numInputRows"] for one in progress] == [4, 4, 2]
     source = progress[0]["sources"][0]
-    assert json.loads(source["endOffset"])["brokers"] == {"broker-0": [4, 4]}
-    assert json.loads(source["latestOffset"])["brokers"] == {"broker-0": [10, 10]}
+    assert json.loads(source["endOffset"])["brokers"]["broker-0"][:2] == [4, 4]
+    assert json.loads(source["latestOffset"])["brokers"]["broker-0"][:2] == [10, 10]
     before = len(list((tmp_path / "checkpoint/offsets").glob("[0-9]*")))
     run(spark, options, sink, tmp_path / "checkpoint")
     assert len(list((tmp_path / "checkpoint/offsets").glob("[0-9]*"))) == before, "nothing new is no batch"
