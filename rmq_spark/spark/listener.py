@@ -23,7 +23,7 @@ from rmq_spark.spark.bounds import Latest
 from rmq_spark.spark.group_progress import GroupProgress
 from rmq_spark.spark.log_cursor import LogCursor
 from rmq_spark.spark.options import ReadOptions
-from rmq_spark.spark.start_file import NO_STARTS, QueueStarts, read_starts
+from rmq_spark.spark.start_file import QueueStarts, StartFiles
 from rmq_spark.spark.stream_offset import StreamOffset, assigned
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class GroupTracker(StreamingQueryListener):
         self._storage_options = dict(storage_options or {})
         self._lock = threading.Lock()
         self._stores: dict[str, Store] = {}
-        self._known: dict[str, tuple[GroupProgress, dict[str, LogCursor]]] = {}
+        self._known: dict[str, tuple[GroupProgress, dict[str, LogCursor], StartFiles]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing to do: the source resolves its start itself."""
@@ -67,30 +67,29 @@ class GroupTracker(StreamingQueryListener):
             return
         try:
             with self._lock:
-                progress, cursors = self._progress(offset, offset.store, offset.group)
+                progress, cursors, files = self._progress(offset, offset.store, offset.group)
                 begin = _parse(start)
                 if begin is not None:
-                    starts = self._starts(offset.store, begin.starts or offset.starts)
+                    starts = files.read(begin.starts or offset.starts)
                     progress.planned(offset, _touched(begin, offset, cursors, starts))
-                progress.commit(offset, cursors, self._starts(offset.store, offset.starts))
+                progress.commit(offset, cursors, files.read(offset.starts))
         except RmqError as error:
             _log.warning("the progress of group %s could not be noted: %s", offset.group, error)
 
-    def _starts(self, uri: str, name: str | None) -> QueueStarts:
-        return NO_STARTS if name is None else read_starts(self._stores[uri].storage, name)
-
-    def _progress(self, offset: StreamOffset, uri: str, group: str) -> tuple[GroupProgress, dict[str, LogCursor]]:
+    def _progress(
+        self, offset: StreamOffset, uri: str, group: str
+    ) -> tuple[GroupProgress, dict[str, LogCursor], StartFiles]:
         if uri not in self._stores:
             self._stores[uri] = Store.open(uri, options=self._storage_options)
         store = self._stores[uri]
         key = json.dumps([uri, group, dict(offset.subscription)])
         if key not in self._known:
-            self._known[key] = (GroupProgress(store, group), {})
-        progress, cursors = self._known[key]
+            self._known[key] = (GroupProgress(store, group), {}, StartFiles(store.storage))
+        progress, cursors, files = self._known[key]
         for broker in offset.brokers:
             if broker not in cursors:
                 cursors[broker] = LogCursor(store.log(broker), _options(offset, uri, group))
-        return progress, cursors
+        return progress, cursors, files
 
 
 def track(spark: SparkSession, storage_options: Mapping[str, str] | None = None) -> GroupTracker:

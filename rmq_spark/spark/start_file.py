@@ -68,3 +68,23 @@ def read_starts(storage: Storage, name: str) -> QueueStarts:
         for broker, entries in value["offsets"].items()
     }
     return QueueStarts(offsets, value["settled"])
+
+
+class StartFiles:
+    """Reads start files of one store; the last one is kept, as a query asks for its own with every batch."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._last: tuple[str, QueueStarts] | None = None
+
+    def read(self, name: str | None) -> QueueStarts:
+        """What the file of that name says; without a name there are no starts.
+
+        Raises:
+            NotFoundError, CorruptDataError: as `read_starts` says.
+        """
+        if name is None:
+            return NO_STARTS
+        if self._last is None or self._last[0] != name:
+            self._last = (name, read_starts(self._storage, name))
+        return self._last[1]

@@ -30,7 +30,7 @@ from rmq_spark.spark.log_cursor import LogCursor
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task
 from rmq_spark.spark.schema import shape_of
-from rmq_spark.spark.start_file import NO_STARTS, QueueStarts, read_starts
+from rmq_spark.spark.start_file import StartFiles
 from rmq_spark.spark.stream_offset import Position, StreamOffset, subscription_json
 from rmq_spark.spark.stream_start import resolve_start
 from rmq_spark.spark.subscription import check_bounds, check_topics
@@ -118,7 +118,7 @@ class _Planner:
         self._ends: dict[str, Position] | None = None
         """With Trigger.AvailableNow: where the query ends."""
         self._waiting_since = self._clock.elapsed_ns()
-        self._starts: tuple[str, QueueStarts] | None = None
+        self._starts = StartFiles(self._store.storage)
         self._progress = _progress(self._store, options.consumer_group)
         self._has_begun = False
         """Whether this run of the query has looked for new messages yet."""
@@ -193,7 +193,7 @@ class _Planner:
         total = max(1, sum(wanted.values()))
         tasks: list[Task] = []
         least = self._options.min_partitions
-        starts = self._queue_starts(end.starts if start.is_new else start.starts)
+        starts = self._starts.read(end.starts if start.is_new else start.starts)
         ends: dict[tuple[str, str, int], int] = {}
         for broker, position in end.brokers.items():
             first = begin.get(broker, _BEGINNING)
@@ -217,7 +217,7 @@ class _Planner:
         if self._progress is None:
             return
         try:
-            self._progress.commit(end, self.cursors(), self._queue_starts(end.starts))
+            self._progress.commit(end, self.cursors(), self._starts.read(end.starts))
         except RmqError as error:
             _log.warning("the group's progress could not be noted: %s", error)
 
@@ -286,15 +286,8 @@ class _Planner:
         )
 
     def _is_settled(self, name: str | None, positions: Mapping[str, Position]) -> bool:
-        settled = self._queue_starts(name).settled
+        settled = self._starts.read(name).settled
         return all(positions.get(broker, _BEGINNING).offset >= offset for broker, offset in settled.items())
-
-    def _queue_starts(self, name: str | None) -> QueueStarts:
-        if name is None:
-            return NO_STARTS
-        if self._starts is None or self._starts[0] != name:
-            self._starts = (name, read_starts(self._store.storage, name))
-        return self._starts[1]
 
 
 def _between(start: Position, end: Position, same_subscription: bool) -> int:
