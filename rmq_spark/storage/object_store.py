@@ -13,7 +13,6 @@ retries are off for creates, so that every answer is seen here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -30,7 +29,8 @@ from rmq_spark.errors import (
     UnavailableError,
     UnsafeStorageError,
 )
-from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, no_turn, too_short
+from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, too_short
+from rmq_spark.storage.parallel import ParallelStorage
 from rmq_spark.storage.readback import Found, exists_error, join, look
 
 CREATE_DEADLINE_S: Final = 60.0
@@ -57,7 +57,7 @@ _FULL_SIGNS: Final = ("StorageFull", "QuotaExceeded", "InsufficientStorage", "50
 _NOT_SENT_SIGN: Final = "kind: Connect,"
 
 
-class ObjectStorage:
+class ObjectStorage(ParallelStorage):
     """Objects below a prefix of a bucket, created by conditional PUT.
 
     Args:
@@ -214,17 +214,6 @@ class ObjectStorage:
             return
         except (OSError, self._errors.BaseError) as error:
             raise self._write_error(error, path) from error
-
-    def disk_usage(self) -> tuple[int, int] | None:
-        return None
-
-    def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
-        del directory, timeout
-        return no_turn()
-
-    def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
-        del older_than_ms, now_ms
-        return 0
 
     def close(self) -> None:
         """Nothing to do: connections are pooled by the library and end with the object."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import http.client
 import os
+import resource
 import subprocess
 import tempfile
 import threading
@@ -19,6 +20,7 @@ import pytest
 from rmq_spark.clock import SystemClock
 from rmq_spark.errors import (
     ExistsError,
+    InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
     ReadOnlyError,
@@ -183,6 +185,25 @@ def test_a_failed_flush_of_a_file_is_never_forgotten(tmp_path: Path) -> None:
         with pytest.raises(OutcomeUnknownError):
             storage.sync(["a/x"])
     storage.sync(["a/y"])
+
+
+@pytest.mark.parametrize("call", ["allocate", "writev"])
+def test_a_file_that_is_too_large_is_not_tried_again(tmp_path: Path, call: str) -> None:
+    create_fails(tmp_path, FaultyOps(call, errno.EFBIG), InvalidRequestError)
+    assert not InvalidRequestError.retriable
+
+
+def test_the_limit_of_the_process_is_named(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create_if_absent("a/old", [b"0"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(InvalidRequestError, match="ulimit -f"):
+            storage.create_if_absent("a/x", [bytes(20_000)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path / "a") == ["old"]
 
 
 @pytest.fixture
