@@ -32,6 +32,7 @@ from rmq_spark.errors import (
 from rmq_spark.storage.base import Bytes
 from rmq_spark.storage.local import FileOps, LocalStorage
 from rmq_spark.storage.object_store import ObjectStorage
+from rmq_spark.testing.small_disk import small_disk
 
 
 class FaultyOps(FileOps):
@@ -208,17 +209,8 @@ def test_the_limit_of_the_process_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "tiny"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with small_disk(tmp_path / "tiny", 1024 * 1024) as place:
+        yield place
 
 
 def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:
