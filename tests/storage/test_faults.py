@@ -9,8 +9,9 @@ import resource
 import subprocess
 import tempfile
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from uuid import uuid4
@@ -29,6 +30,7 @@ from rmq_spark.errors import (
     UnavailableError,
     UnsafeStorageError,
 )
+from rmq_spark.storage import object_store
 from rmq_spark.storage.base import Bytes
 from rmq_spark.storage.local import FileOps, LocalStorage
 from rmq_spark.storage.object_store import ObjectStorage
@@ -238,11 +240,16 @@ def test_a_disk_that_is_really_read_only(tiny_disk: Path) -> None:
         assert not mine
 
 
+STALLED_S = 300.0
+"""How long a stalled connection stands still: longer than any test waits."""
+
+
 class FaultProxy(ThreadingHTTPServer):
-    """Passes requests on to a real server; the next PUTs meet the faults in `faults`, in order.
+    """Passes requests on to a real server. The next PUTs meet the faults in `faults`, other requests those in `other`.
 
     `lost_request`: dropped before the server sees it. `lost_reply`: done, but the connection breaks.
-    `late_reply`: done, but answered after the client's patience. `500_after`: done, answered 500.
+    `slow`: done and answered, after two seconds. `late_reply`: done, but answered after the client's patience.
+    `stall`: never answered, and not done. `500_after`: done, answered 500.
     `503` and `409`: answered so and not done. `409_other`: answered 409 after somebody else's PUT.
     """
 
@@ -252,8 +259,11 @@ class FaultProxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), FaultHandler)
         self.upstream = upstream
         self.faults: deque[str] = deque()
+        self.other: deque[str] = deque()
         self.all_down = False
         self.puts = 0
+        self.others = 0
+        self.ended = threading.Event()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that hung up is part of the plan."""
@@ -292,15 +302,23 @@ class FaultHandler(BaseHTTPRequestHandler):
         if self.command == "PUT":
             self.server.puts += 1
             fault = self.server.faults.popleft() if self.server.faults else ""
+        else:
+            self.server.others += 1
+            fault = self.server.other.popleft() if self.server.other else ""
         if self.server.all_down:
             fault = "lost_request"
+        if fault == "slow":
+            fault = ""
+            threading.Event().wait(2.0)
         if fault in ("lost_reply", "late_reply", "500_after"):
             self._pass_on(body)
         if fault == "409_other":
             self._pass_on(b"other"[: len(body)])
         if fault == "late_reply":
             threading.Event().wait(2.0)
-        if fault.startswith("lost") or fault == "late_reply":
+        if fault == "stall":
+            self.server.ended.wait(STALLED_S)
+        if fault.startswith("lost") or fault in ("late_reply", "stall"):
             self.close_connection = True
             return
         if fault:
@@ -319,6 +337,7 @@ def proxy(s3_options: dict[str, str]) -> Iterator[FaultProxy]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
+        server.ended.set()
         server.shutdown()
         thread.join()
 
@@ -367,6 +386,71 @@ def test_unclear_answers_about_a_taken_name(
     with pytest.raises(ExistsError):
         through.create_if_absent("d/x", [b"nonce"])
     assert direct.read("d/x") == b"first"
+    assert proxy.puts == 1
+
+
+@pytest.fixture
+def impatient(
+    direct: ObjectStorage, proxy: FaultProxy, s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> ObjectStorage:
+    """The same store as `direct`, through the proxy, with the settings that users have but less patience."""
+    monkeypatch.setattr(object_store, "STALL_S", 1.0)
+    options = {**s3_options, "endpoint": f"http://127.0.0.1:{proxy.server_port}"}
+    return ObjectStorage(direct.uri, options=options)
+
+
+def test_no_request_stands_still_for_longer_than_a_few_seconds() -> None:
+    assert object_store.STALL_S <= 5
+
+
+@pytest.mark.server
+def test_a_read_that_stalls_is_tried_again_soon(
+    direct: ObjectStorage, impatient: ObjectStorage, proxy: FaultProxy
+) -> None:
+    direct.create_if_absent("d/x", [b"0123456789"])
+    calls: list[Callable[[], object]] = [
+        lambda: impatient.read("d/x") == b"0123456789",
+        lambda: impatient.read_range("d/x", 2, 3) == b"234",
+        lambda: impatient.read_tail("d/x", 3) == (b"789", 10),
+        lambda: impatient.exists("d/x"),
+        lambda: [info.name for info in impatient.list("d")] == ["x"],
+    ]
+    for call in calls:
+        proxy.other.extend(["stall", "stall"])
+        start = time.monotonic()
+        assert call()
+        assert time.monotonic() - start < STALLED_S / 2
+        assert not proxy.other
+    assert proxy.others >= 3 * len(calls)
+
+
+@pytest.mark.server
+def test_a_delete_that_stalls_is_tried_again_soon(
+    direct: ObjectStorage, impatient: ObjectStorage, proxy: FaultProxy
+) -> None:
+    direct.create_if_absent("d/x", [b"nonce"])
+    proxy.other.extend(["stall", "stall"])
+    impatient.delete("d/x")
+    assert not direct.exists("d/x")
+
+
+@pytest.mark.server
+def test_a_small_create_that_stalls_is_tried_again_soon(
+    direct: ObjectStorage, impatient: ObjectStorage, proxy: FaultProxy
+) -> None:
+    proxy.faults.extend(["stall", "stall"])
+    proxy.other.append("stall")
+    impatient.create_if_absent("d/x", [b"nonce"])
+    assert direct.read("d/x") == b"nonce"
+    assert proxy.puts >= 3
+
+
+@pytest.mark.server
+def test_a_large_create_gets_more_time(direct: ObjectStorage, impatient: ObjectStorage, proxy: FaultProxy) -> None:
+    proxy.faults.append("slow")
+    content = bytes(object_store.SMALL_BYTES + 1)
+    impatient.create_if_absent("d/x", [content])
+    assert direct.read("d/x") == content
     assert proxy.puts == 1
 
 
