@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rmq_spark.cli import logs
-from rmq_spark.cli.options import BrokersOption, ConfOption, JsonOption, NameserverOption, StoreOption, common
+from rmq_spark.cli.options import BrokersOption, Common, ConfOption, JsonOption, NameserverOption, StoreOption, common
 from rmq_spark.cli.output import Table
 from rmq_spark.model.times import parse_time
+
+if TYPE_CHECKING:
+    from rmq_spark.client.store import Store
 
 
 def roll(
@@ -31,6 +35,7 @@ def roll(
     given = common(ctx, store, json, conf)
     document: list[dict[str, Any]] = []
     with given.open(read_only=False) as opened:
+        _sweep(given, opened)  # it needs no room, and gives some
         for place in logs.chosen(opened, broker, nameserver):
             handle = place.open(opened)
             with given.out.progress(f"rolling {place.name}", "segments") as advance:
@@ -66,14 +71,17 @@ def expire(
     """Drop segments that are older than the retention, or the oldest while the disk is too full."""
     from rmq_spark.log.collect import collect
     from rmq_spark.log.expire import expire as expire_log
+    from rmq_spark.storage.upkeep import with_reserve
 
     given = common(ctx, store, json, conf)
     document: list[dict[str, Any]] = []
     with given.open(read_only=False) as opened:
+        _sweep(given, opened)  # it needs no room, and gives some
         limit = None if before is None else parse_time(before, "--before", opened.clock.now_ms())
         for place in logs.chosen(opened, broker, nameserver):
             handle = place.open(opened)
-            done = expire_log(handle, scheduled=scheduled, before_ms=limit)
+            work = partial(expire_log, handle, scheduled=scheduled, before_ms=limit)
+            done = with_reserve(opened.storage, work)
             document.append(
                 {
                     "log": place.name,
@@ -91,3 +99,10 @@ def expire(
     ]
     headers = ("LOG", "SEGMENTS", "MESSAGES", "LOG START", "FILES DELETED", "ROW FILES DELETED", "DISK TOO FULL")
     given.out.result(document, Table(headers, rows))
+
+
+def _sweep(given: Common, store: Store) -> None:
+    from rmq_spark.storage.upkeep import sweep_leftovers
+
+    if removed := sweep_leftovers(store.storage, store.clock):
+        given.out.note(f"{removed:,} temporary files of killed writers removed")

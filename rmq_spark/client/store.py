@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
+from rmq_spark.client.store_file import new_store_file, read_store_file
 from rmq_spark.clock import Clock, SystemClock
 from rmq_spark.errors import (
     ClockSkewError,
-    CorruptDataError,
     ExistsError,
-    InvalidRequestError,
     NotFoundError,
-    UnsupportedVersionError,
+    StorageFullError,
 )
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.core_folds import Truncations
@@ -31,7 +30,6 @@ from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 from rmq_spark.storage.open import open_storage, probe
 
-FORMAT: Final = 1
 NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (TopicConfigs, GroupConfigs, TableLeases)
 DEFAULT_BROKER: Final = "broker-0"
 DEFAULT_QUEUES: Final = 8
@@ -69,7 +67,7 @@ class Store:
         self._read_only = read_only
         self._lock = threading.Lock()
         self._logs: dict[str, CommitLog] = {}
-        self.info = _read_info(storage)
+        self.info = read_store_file(storage)
 
     @classmethod
     def create(
@@ -90,11 +88,11 @@ class Store:
         clock = clock or SystemClock()
         storage = open_storage(uri, options=options, clock=clock)
         probe(storage, clock)
-        info = {"format": FORMAT, "createdAt": clock.now_ms(), "nonce": clock.token()}
         try:
-            storage.create_if_absent(paths.STORE_FILE, [json.dumps(info).encode()])
+            storage.create_if_absent(paths.STORE_FILE, [new_store_file(clock)])
         except ExistsError as error:
             raise ExistsError("there is a store already; open it instead", uri=uri) from error
+        storage.keep_reserve()
         return cls(storage, settings or LogSettings(), clock, read_only=False)
 
     @classmethod
@@ -109,6 +107,8 @@ class Store:
     ) -> Store:
         """Open the store at `uri`. Writing handles first test that the storage creates names exclusively.
 
+        On a full disk that test is left out, so that old messages can be expired.
+
         Raises:
             NotFoundError: there is no store.
             UnsafeStorageError: the storage cannot create names exclusively (not for `read_only`).
@@ -119,7 +119,13 @@ class Store:
         storage = open_storage(uri, options=options, clock=clock)
         store = cls(storage, settings, clock, read_only=read_only)
         if not read_only:
-            ahead = -probe(storage, clock).clock_skew_ms
+            try:
+                ahead = -probe(storage, clock).clock_skew_ms
+            except StorageFullError:
+                # Whoever expires old segments must get in. The storage was tested when the store was created, and
+                # nothing is appended before there is room.
+                ahead = 0
+            storage.keep_reserve()
             if ahead > settings.clock_ahead_max_ms:
                 raise ClockSkewError(
                     "this machine's clock is ahead of the storage's; correct it before writing",
@@ -231,7 +237,7 @@ class Store:
     def is_still_there(self) -> bool:
         """Whether the store that was opened is the one at its URI now; one made anew in its place is another."""
         try:
-            return _read_info(self.storage) == self.info
+            return read_store_file(self.storage) == self.info
         except NotFoundError:
             return False
 
@@ -270,20 +276,3 @@ def append_records(log: CommitLog, fold: type[Fold], *values: Mapping[str, Any])
         as `CommitLog.append`.
     """
     log.decide(lambda _: Decision(None, records=[(fold.topics[0], value) for value in values]))
-
-
-def _read_info(storage: Storage) -> dict[str, Any]:
-    try:
-        data = storage.read(paths.STORE_FILE)
-    except NotFoundError as error:
-        raise NotFoundError("no store here; create one with `rmq init`", uri=storage.uri) from error
-    try:
-        info: dict[str, Any] = json.loads(data)
-        version = info["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError("store.json is damaged", uri=storage.uri) from error
-    if version != FORMAT:
-        raise UnsupportedVersionError("store has another format; upgrade rmq-spark", format=version, known=FORMAT)
-    if not isinstance(info, dict):
-        raise InvalidRequestError("store.json is not an object", uri=storage.uri)
-    return info

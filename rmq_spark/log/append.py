@@ -27,10 +27,10 @@ from rmq_spark.errors import (
     OutcomeUnknownError,
     PreconditionFailedError,
     RmqError,
-    StorageFullError,
     UnavailableError,
 )
 from rmq_spark.log.core_folds import CORE_FOLDS, FoldList, RowFiles, SinkBatches
+from rmq_spark.log.disk_gauge import DiskGauge
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.message_batch import MessageBatch
@@ -41,7 +41,6 @@ from rmq_spark.log.view import Landing, LogView
 from rmq_spark.model.settings import Flush, LogSettings
 from rmq_spark.storage import paths
 
-DISK_CHECK_NS = 1_000_000_000
 TURN_SECONDS = 0.05
 TRIES_A_TURN = 8
 CONSECUTIVE_WINS = 16
@@ -69,7 +68,7 @@ class Appender:
         self._prepared: tuple[list[MessageBatch], PreparedRows] | None = None
         """What was prepared last, and from which batches: a lost race does not repeat it."""
         self._pace = (clock.now_ms(), clock.elapsed_ns())
-        self._disk_checked: int | None = None
+        self._gauge = DiskGauge(view.storage, settings.disk_full_ratio, clock)
         self._wins = 0
         self._last_win = 0
         self._rivals = RIVALS_REMEMBERED
@@ -91,7 +90,7 @@ class Appender:
         todo = [request for request in group if not self._is_known(request)]
         if not todo:
             return
-        self._refuse_full_disk()
+        self._gauge.check(sum([request.weight[1] for request in todo]))
         if todo[0].files:
             self._prepared = ([], prepare_references(self._view.storage, self._view.root, todo[0].files))
         deadline = self._deadline()
@@ -163,7 +162,7 @@ class Appender:
         try:
             self._view.refresh()
             if attempt.outcome is Outcome.UNCLEAR:
-                self._refuse_full_disk()
+                self._gauge.check()
                 self._create_and_confirm(attempt, deadline)
                 return attempt.outcome is Outcome.LANDED
         except ExistsError:
@@ -514,20 +513,6 @@ class Appender:
                 limit_ms=self._settings.clock_ahead_max_ms,
             )
         return max(state.store_ms, now)
-
-    def _refuse_full_disk(self) -> None:
-        elapsed = self._clock.elapsed_ns()
-        if self._disk_checked is not None and elapsed - self._disk_checked < DISK_CHECK_NS:
-            return
-        usage = self._view.storage.disk_usage()
-        if usage is not None and usage[0] > self._settings.disk_full_ratio * usage[1]:
-            raise StorageFullError(
-                "disk is fuller than disk_full_ratio allows; expire old segments or add room",
-                used=usage[0],
-                total=usage[1],
-                ratio=self._settings.disk_full_ratio,
-            )
-        self._disk_checked = elapsed
 
     def _yield_to_rivals(self, held: bool, losses: int) -> None:
         """A writer that keeps winning pauses so that losers don't starve: they must re-read before each try.

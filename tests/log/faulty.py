@@ -14,7 +14,7 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.request import Decision
 from rmq_spark.log.state import LogState
 from rmq_spark.model.settings import LogSettings
-from rmq_spark.storage.base import Bytes, ObjectInfo, Storage
+from rmq_spark.storage.base import Bytes, ObjectInfo, PlainStorage, Storage, Watch
 from rmq_spark.storage.local import FileOps
 from rmq_spark.storage.memory import MemoryStorage
 
@@ -22,7 +22,7 @@ ROOT = "brokers/b"
 BROKER = "b"
 
 
-class Wrapped:
+class Wrapped(PlainStorage):
     """A storage around another one; tests set the hooks they need."""
 
     def __init__(self, inner: Storage) -> None:
@@ -75,6 +75,15 @@ class Wrapped:
 
     def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
         return self.inner.turn(directory, timeout)
+
+    def watch(self, directory: str) -> Watch | None:
+        return self.inner.watch(directory)
+
+    def keep_reserve(self) -> int:
+        return self.inner.keep_reserve()
+
+    def release_reserve(self) -> int:
+        return self.inner.release_reserve()
 
     def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
         return self.inner.sweep_temp(older_than_ms, now_ms)
