@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +23,12 @@ from rmq_spark.log.request import Decision
 from rmq_spark.log.state import LogState
 from rmq_spark.model import names
 from rmq_spark.model.settings import LogSettings
-from rmq_spark.rules.lease import TableLeases
-from rmq_spark.rules.topics import GroupConfigs, TopicConfigs
+from rmq_spark.rules.all_folds import NAMESERVER_FOLDS
+from rmq_spark.rules.topics import TopicConfigs
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 from rmq_spark.storage.open import open_storage, probe
 
-NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (TopicConfigs, GroupConfigs, TableLeases)
 DEFAULT_BROKER: Final = "broker-0"
 DEFAULT_QUEUES: Final = 8
 """What RocketMQ's `mqadmin updateTopic` gives a topic."""

@@ -35,6 +35,7 @@ from rmq_spark.log.append import Appender
 from rmq_spark.log.files import LogFiles
 from rmq_spark.log.flusher import Periodic
 from rmq_spark.log.fold import Fold
+from rmq_spark.log.follower import Follower
 from rmq_spark.log.group_commit import GroupCommit
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.recover import strays
@@ -141,6 +142,7 @@ class CommitLog:
         self._stuck: MessageBatch | None = None
         """A buffered commit that failed and is tried again, as it was, before anything newer."""
         self._committer: Periodic | None = None
+        self._follower: Follower | None = None
 
     # ------------------------------------------------------------ appending
 
@@ -223,6 +225,8 @@ class CommitLog:
             if self._closed:
                 return
             self._closed = True
+        if self._follower is not None:
+            self._follower.close()
         try:
             if self._committer is not None:
                 self._committer.close()
@@ -247,6 +251,23 @@ class CommitLog:
             self._check_open()
             self._view.refresh()
             return self._view
+
+    def wait(self, offset: int, timeout: float) -> bool:
+        """Block until the log's end is behind `offset`; False if it is not after `timeout` seconds.
+
+        All who wait share one follower, which the file system wakes where it can.
+
+        Raises:
+            ClosedError: the log was closed meanwhile.
+            CorruptDataError: the log is damaged.
+        """
+        if self._follower is None:
+            with self._lock:
+                self._check_open()
+                if self._follower is None:
+                    place = paths.commitlog(self.root)
+                    self._follower = Follower(self.storage, place, lambda: self.refresh().state.offset, self.clock)
+        return self._follower.wait(offset, timeout)
 
     def look(self, ask: Callable[[LogView], Answer]) -> Answer:
         """Refresh, and return what `ask` takes from the view; no other thread changes it meanwhile."""
@@ -371,6 +392,8 @@ class CommitLog:
                     self._flusher = Periodic("rmq-flush", self._flush_files, self.settings.flush_interval_ms / 1000)
                 self._unflushed.append(paths.commit(self.root, attempt.slot))
                 self._flusher.poke()
+        if self._follower is not None:
+            self._follower.note_end(self._view.state.offset)
         if self._view.folded >= self.settings.snapshot_every_commits:
             self.snapshot()
 
