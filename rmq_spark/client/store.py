@@ -260,6 +260,9 @@ class Store:
             if failed is not None:
                 raise failed
 
+    def __repr__(self) -> str:
+        return f"Store({self.storage.uri!r}{', read_only=True' if self._read_only else ''})"
+
     def __enter__(self) -> Store:
         return self
 

@@ -159,6 +159,6 @@ def test_no_command_imports_pandas(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("raise SystemExit('pandas was imported')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     store = str(tmp_path / "store")
-    for arguments in (["init"], ["send", "t", "--count", "20"], ["query", "t", "--from", "0"], ["read", "t"]):
+    for arguments in (["init"], ["send", "t", "--count", "20"], ["query", "t", "--from", "1d"], ["read", "t"]):
         done = subprocess.run([*RMQ, "--store", store, *arguments], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, (arguments, done.stderr)

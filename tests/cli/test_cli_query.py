@@ -39,8 +39,8 @@ def test_query_by_key_id_queue_and_time(run: Run, orders: Path, how: str) -> Non
     assert newest == [9, 8, 7, 6]
     offsets = [line["commitOffset"] for line in run("query", "orders", "--key", "all", "--json").jsons]
     assert offsets == list(range(9, -1, -1))
-    assert run("query", "orders", "--from", "0", "--json", "--limit", "3").jsons[0]["commitOffset"] == 9
-    assert run("query", "orders", "--key", "all", "--to", "1", "--json").jsons == []
+    assert run("query", "orders", "--from", "1970-01-01", "--json", "--limit", "3").jsons[0]["commitOffset"] == 9
+    assert run("query", "orders", "--key", "all", "--to", "1970-01-02", "--json").jsons == []
     queue = run("query", "orders", "--queue", "1", "--from-offset", "1", "--to-offset", "3", "--json").jsons
     assert [line["queueOffset"] for line in queue] == [2, 1]
     place = f"0A000001{10911:08X}{found['commitOffset']:016X}"

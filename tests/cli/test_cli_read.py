@@ -72,7 +72,7 @@ def test_times_narrow_in_every_form(run: Run, rolled: bool) -> None:
     assert bodies(run, "--from", "2999-01-01T00:00:00+02:00") == []
     ran = run("read", "t", "--from", "yesterday")
     assert ran.code == 2
-    assert "--from takes a time: now, milliseconds since 1970, ISO 8601" in ran.err
+    assert "--from takes a time: now, 5m (ago; ms, s, m, h, d, w), ISO 8601" in ran.err
 
 
 def test_json_has_the_columns_of_the_message_schema(run: Run) -> None:
