@@ -53,8 +53,15 @@ class Table:
 class Output:
     """Where a command shows its results, as text or as JSON."""
 
-    def __init__(self, *, json: bool) -> None:
+    def __init__(self, *, json: bool, drawn: bool = True) -> None:
+        """Choose the form.
+
+        Args:
+            json: documents instead of text.
+            drawn: draw tables on a terminal, which needs rich; else they are plain columns there, too.
+        """
         self.json = json
+        self._drawn = drawn
 
     def result(self, document: object, *text: str | Table) -> None:
         """Show the one result of a command: `document` with `--json`, else the lines and tables of `text`."""
@@ -110,7 +117,7 @@ class Output:
             yield advance
 
     def _table(self, table: Table) -> None:
-        if not _is_terminal(sys.stdout):
+        if not self._drawn or not _is_terminal(sys.stdout):
             self.lines(_aligned(table))
             return
         from rich.console import Console

@@ -6,7 +6,7 @@ import pytest
 from cli_runner import Run
 
 from rmq_spark import LogSettings, Store
-from rmq_spark.cli.options import load_conf
+from rmq_spark.cli.conf import load_conf
 from rmq_spark.clock import SystemClock
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import write_row_file
