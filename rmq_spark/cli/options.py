@@ -11,6 +11,7 @@ import typer
 from rmq_spark.cli.conf import STORE_VARIABLE, load_conf, store_uri
 from rmq_spark.cli.output import Output
 from rmq_spark.errors import InvalidRequestError
+from rmq_spark.model.times import FORMS
 
 if TYPE_CHECKING:
     from rmq_spark.client.store import Store
@@ -28,6 +29,10 @@ BrokersOption = Annotated[
     list[str] | None, typer.Option("--broker", metavar="NAME", help="Only this broker's log; may be repeated.")
 ]
 NameserverOption = Annotated[bool, typer.Option("--nameserver", help="Only the cluster-wide log.")]
+FromOption = Annotated[
+    str | None, typer.Option("--from", "--since", metavar="TIME", help=f"Stored at this time or later ({FORMS}).")
+]
+ToOption = Annotated[str | None, typer.Option("--to", "--until", metavar="TIME", help="Stored before this time.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what it would do.")]
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
 from rmq_spark.errors import UnavailableError
+from rmq_spark.model.times import format_ms
 
 Cell = str | int | None
 Advance = Callable[[int, int | None], None]
@@ -134,6 +135,11 @@ class Output:
 def printable(text: str) -> str:
     """`text` on one line, with control characters escaped."""
     return text.translate(_ESCAPES)
+
+
+def moment(ms: int | None) -> str | None:
+    """A time as tables show it; None for none."""
+    return None if ms is None else format_ms(ms)
 
 
 def to_json(value: object) -> str:

@@ -184,6 +184,41 @@ class Store:
             raise ExistsError("topic exists with other queues", topic=name, queues=dict(found.queues))
         return Topic(name=name, queues=wanted)
 
+    def update_topic(self, name: str, *, queues: int) -> Topic:
+        """Give a topic `queues` queues on each of its brokers: more than it has, or as many.
+
+        Producers use the new queues within the time that they remember routes for. Sharding keys map to other queues
+        from then on, so messages with one key keep their order before the change and after it, not across it.
+
+        Raises:
+            NotFoundError: there is no such topic.
+            InvalidRequestError: an illegal number, or fewer than it has on a broker.
+            PreconditionFailedError: somebody else changed the topic meanwhile; nothing was changed.
+        """
+        names.check_queues(queues)
+        config = self._configs().get(name)
+        if config is None:
+            raise NotFoundError("no such topic", topic=name)
+        if queues < max(config["queues"].values()):
+            raise InvalidRequestError(
+                "a topic cannot get fewer queues: nobody would be assigned the upper ones, so what they hold would "
+                "never be consumed; create a topic with fewer queues and send there",
+                topic=name,
+                queues=dict(config["queues"]),
+                wanted=queues,
+            )
+
+        def is_unchanged(state: LogState) -> str | None:
+            now = state.fold(TopicConfigs).configs.get(name)
+            return None if now == config else "topic was changed meanwhile"
+
+        wanted = dict.fromkeys(config["queues"], queues)
+        if wanted != config["queues"]:
+            kept = {field: value for field, value in config.items() if field != "updatedAt"}
+            record = self._state_message(TopicConfigs.topic, {**kept, "queues": wanted})
+            self.nameserver.append(record, expect=is_unchanged)
+        return Topic(name=name, queues=wanted)
+
     def delete_topic(self, name: str) -> None:
         """Delete a topic and hide its messages; retention frees their room.
 

@@ -305,7 +305,7 @@ def test_offsets_that_name_no_queue_are_refused(run: Run, store: Path, filled: l
 def test_a_clone_has_no_queues_that_are_gone(run: Run, store: Path) -> None:
     run("topic", "create", "orders", "--queues", "4")
     commit(store, "from", dict.fromkeys(range(4), 0))
-    run("topic", "delete", "orders")
+    run("topic", "delete", "orders", "--yes")
     run("topic", "create", "orders", "--queues", "1")
     done = reset(run, "to", "--clone", "from", "--topic", "orders")
     assert [queue["queueId"] for queue in done["queues"]] == [0]

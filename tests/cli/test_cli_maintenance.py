@@ -111,7 +111,7 @@ def test_roll_collects_row_files(run: Run, store: Path, conf: Path) -> None:
 def test_expire_drops_old_segments(run: Run, store: Path, conf: Path) -> None:
     send(run, "t", 4)
     assert run("expire", "--json").json[1]["segments"] == 0
-    expired = run("expire", "--before", "now", "--conf", conf, "--json").json
+    expired = run("expire", "--before", "now", "--yes", "--conf", conf, "--json").json
     assert [entry["log"] for entry in expired] == ["nameserver", "broker-0"]
     assert expired[1]["segments"] == expired[1]["messages"] == expired[1]["logStart"] == 3
     assert expired[1]["forced"] is False

@@ -68,6 +68,9 @@ def test_text_has_the_columns_of_read(run: Run, orders: Path) -> None:
         (("--id", "a\udcff"), "UTF-8"),
         (("--key", "a", "--columns", "bodi"), "did you mean 'body'"),
         (("--key", "a", "--from", "yesterday"), "--from takes a time"),
+        (("--key", "a", "--since", "2026"), "--from takes a time: a bare number"),
+        (("--from", "1h", "--until", "2h"), "--to is before --from"),
+        (("--queue", "0", "--from-offset", "5", "--to-offset", "2"), "--to-offset is before --from-offset"),
     ],
 )
 def test_bad_questions_are_usage_errors(run: Run, orders: Path, args: tuple[str, ...], problem: str) -> None:
@@ -91,6 +94,10 @@ def test_unknown_topics_and_brokers_are_not_found(run: Run, orders: Path) -> Non
     assert run("query", "nope", "--key", "a").code == 3
     assert run("query", "orders", "--key", "a", "--broker", "nope").code == 3
     assert run("trace", "--id", "nope").code == 3
+    for broker in ((), ("--broker", "broker-0")):
+        done = run("query", "orders", "--queue", "99", *broker)
+        assert (done.code, done.out) == (3, "")
+        assert "no such queue (topic='orders', queue=99" in done.err
     assert run("tables", "build", "--broker", "nope").code == 3
     assert run("tables", "status", "--table", "nope").code == 2
 
