@@ -160,6 +160,8 @@ class TestReset:
             (("--to-offsets", '{"orders": {"0": 1}}'), 1),
             (("--skip",), 3),
             (("--to-time", "1970-01-01"), 0),
+            (("--to-time", "0s"), 3),
+            (("--to-time", "1h"), 0),
         ):
             run("group", "reset", "g", *args)
             assert offsets_of(run, "g") == {0: expected, 1: 0}, args
