@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -16,20 +16,23 @@ from rmq_spark.errors import (
     ExistsError,
     InvalidRequestError,
     NotFoundError,
-    PreconditionFailedError,
     UnsupportedVersionError,
 )
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.folds import TopicConfigs, Truncations
-from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.core_folds import Truncations
+from rmq_spark.log.fold import Fold
+from rmq_spark.log.request import Decision
 from rmq_spark.log.state import LogState
 from rmq_spark.model import names
 from rmq_spark.model.settings import LogSettings
+from rmq_spark.rules.lease import TableLeases
+from rmq_spark.rules.topics import GroupConfigs, TopicConfigs
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 from rmq_spark.storage.open import open_storage, probe
 
 FORMAT: Final = 1
+NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (TopicConfigs, GroupConfigs, TableLeases)
 DEFAULT_BROKER: Final = "broker-0"
 DEFAULT_QUEUES: Final = 8
 """What RocketMQ's `mqadmin updateTopic` gives a topic."""
@@ -128,21 +131,21 @@ class Store:
 
     # ------------------------------------------------------------ logs
 
-    def log(self, broker: str = DEFAULT_BROKER) -> CommitLog:
-        """The handle on a broker's log; opened when first asked for."""
+    def log(self, broker: str = DEFAULT_BROKER, *folds: type[Fold]) -> CommitLog:
+        """The handle on a broker's log, opened when first asked for, with at least these folds."""
         names.check_broker(broker)
-        return self._open_log(broker, paths.broker_root(broker))
+        return self._open_log(broker, paths.broker_root(broker), folds)
 
     @property
     def nameserver(self) -> CommitLog:
-        """The handle on the cluster-wide log."""
-        return self._open_log(paths.NAMESERVER, paths.NAMESERVER)
+        """The handle on the cluster-wide log, with topics, groups and leases."""
+        return self._open_log(paths.NAMESERVER, paths.NAMESERVER, NAMESERVER_FOLDS)
 
     def brokers(self) -> list[str]:
         """Brokers that hold or held queues of any topic, and the default one."""
         return sorted({DEFAULT_BROKER} | self.nameserver.refresh().state.fold(TopicConfigs).brokers)
 
-    def _open_log(self, name: str, root: str) -> CommitLog:
+    def _open_log(self, name: str, root: str, folds: Sequence[type[Fold]]) -> CommitLog:
         with self._lock:
             log = self._logs.get(root)
             if log is None:
@@ -153,8 +156,10 @@ class Store:
                     settings=self.settings,
                     clock=self.clock,
                     read_only=self._read_only,
+                    folds=folds,
                 )
-            return log
+        log.use(*folds)
+        return log
 
     # ------------------------------------------------------------ topics
 
@@ -168,20 +173,19 @@ class Store:
             InvalidRequestError: an illegal name or number.
         """
 
-        def is_absent(state: LogState) -> str | None:
-            return "topic was created meanwhile" if name in state.fold(TopicConfigs).configs else None
+        def create(state: LogState) -> Decision[dict[str, int]]:
+            known = state.fold(TopicConfigs).configs.get(name)
+            if known is not None:
+                return Decision(dict(known["queues"]))
+            config = {"topic": name, "queues": wanted, "perm": 6}
+            return Decision(wanted, records=[(TopicConfigs.topics[0], config)])
 
         names.check_sendable(name)
         wanted = {names.check_broker(broker): names.check_queues(queues) for broker in brokers}
-        found = self.find_topic(name)
-        if found is None:
-            try:
-                config = {"topic": name, "queues": wanted, "perm": 6}
-                self.nameserver.append(self._state_message(TopicConfigs.topic, config), expect=is_absent)
-            except PreconditionFailedError:
-                found = self.find_topic(name)
-        if found is not None and dict(found.queues) != wanted:
-            raise ExistsError("topic exists with other queues", topic=name, queues=dict(found.queues))
+        known = self.find_topic(name)
+        queues_there = dict(known.queues) if known is not None else self.nameserver.decide(create).answer
+        if queues_there != wanted:
+            raise ExistsError("topic exists with other queues", topic=name, queues=queues_there)
         return Topic(name=name, queues=wanted)
 
     def update_topic(self, name: str, *, queues: int) -> Topic:
@@ -193,31 +197,28 @@ class Store:
         Raises:
             NotFoundError: there is no such topic.
             InvalidRequestError: an illegal number, or fewer than it has on a broker.
-            PreconditionFailedError: somebody else changed the topic meanwhile; nothing was changed.
         """
-        names.check_queues(queues)
-        config = self._configs().get(name)
-        if config is None:
-            raise NotFoundError("no such topic", topic=name)
-        if queues < max(config["queues"].values()):
-            raise InvalidRequestError(
-                "a topic cannot get fewer queues: nobody would be assigned the upper ones, so what they hold would "
-                "never be consumed; create a topic with fewer queues and send there",
-                topic=name,
-                queues=dict(config["queues"]),
-                wanted=queues,
-            )
 
-        def is_unchanged(state: LogState) -> str | None:
-            now = state.fold(TopicConfigs).configs.get(name)
-            return None if now == config else "topic was changed meanwhile"
-
-        wanted = dict.fromkeys(config["queues"], queues)
-        if wanted != config["queues"]:
+        def update(state: LogState) -> Decision[dict[str, int]]:
+            config = state.fold(TopicConfigs).configs.get(name)
+            if config is None:
+                raise NotFoundError("no such topic", topic=name)
+            if queues < max(config["queues"].values()):
+                raise InvalidRequestError(
+                    "a topic cannot get fewer queues: nobody would be assigned the upper ones, so what they hold would "
+                    "never be consumed; create a topic with fewer queues and send there",
+                    topic=name,
+                    queues=dict(config["queues"]),
+                    wanted=queues,
+                )
+            wanted = dict.fromkeys(config["queues"], queues)
+            if wanted == config["queues"]:
+                return Decision(wanted)
             kept = {field: value for field, value in config.items() if field != "updatedAt"}
-            record = self._state_message(TopicConfigs.topic, {**kept, "queues": wanted})
-            self.nameserver.append(record, expect=is_unchanged)
-        return Topic(name=name, queues=wanted)
+            return Decision(wanted, records=[(TopicConfigs.topics[0], {**kept, "queues": wanted})])
+
+        names.check_queues(queues)
+        return Topic(name=name, queues=self.nameserver.decide(update).answer)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and hide its messages; retention frees their room.
@@ -229,11 +230,10 @@ class Store:
             NotFoundError: there is no such topic.
         """
         topic = self.topic(name)
-        gone = self._state_message(TopicConfigs.topic, {"topic": name, "deleted": True})
         for broker in topic.queues:
-            self.log(broker).append(self._state_message(Truncations.topic, {"topic": name}))
+            append_records(self.log(broker), Truncations, {"topic": name})
         # The topic goes last: if something fails before, it is still there to be deleted again.
-        self.nameserver.append(gone)
+        append_records(self.nameserver, TopicConfigs, {"topic": name, "deleted": True})
 
     def find_topic(self, name: str) -> Topic | None:
         """The topic, or None."""
@@ -257,15 +257,6 @@ class Store:
 
     def _configs(self) -> dict[str, dict[str, Any]]:
         return self.nameserver.refresh().state.fold(TopicConfigs).configs
-
-    def _state_message(self, topic: str, value: dict[str, Any]) -> MessageBatch:
-        return MessageBatch.of(
-            topic=topic,
-            queue_id=0,
-            msg_id=self.clock.token().upper(),
-            body=json.dumps(value, separators=(",", ":")).encode(),
-            born_timestamp_ms=self.clock.now_ms(),
-        )
 
     # ------------------------------------------------------------ life
 
@@ -305,6 +296,15 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def append_records(log: CommitLog, fold: type[Fold], *values: Mapping[str, Any]) -> None:
+    """Append records of a fold, whatever the state.
+
+    Raises:
+        as `CommitLog.append`.
+    """
+    log.decide(lambda _: Decision(None, records=[(fold.topics[0], value) for value in values]))
 
 
 def _read_info(storage: Storage) -> dict[str, Any]:

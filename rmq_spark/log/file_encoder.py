@@ -132,7 +132,7 @@ def _serialised(kind: str, batches: Sequence[pa.RecordBatch]) -> tuple[memoryvie
         message = memoryview(batches[0].serialize())
         return message, [len(message)]
     sizes = [pa.ipc.get_record_batch_size(batch) for batch in batches]
-    begin, size = len(_schema_message(kind)), sum(sizes)
+    begin, size = len(schema_message(kind)), sum(sizes)
     memory = pa.allocate_buffer(begin + size + len(ipc_file.END_OF_STREAM))
     with pa.ipc.new_stream(pa.FixedSizeBufferWriter(memory), SCHEMAS[kind]) as stream:
         for batch in batches:
@@ -165,7 +165,8 @@ def _last_buffers(kind: str) -> list[int]:
 
 
 @cache
-def _schema_message(kind: str) -> bytes:
+def schema_message(kind: str) -> bytes:
+    """The schema of a kind of file, as an encapsulated IPC message."""
     message: bytes = SCHEMAS[kind].serialize().to_pybytes()
     return message
 
@@ -261,7 +262,7 @@ def _document_text(doc: dict[str, Any]) -> bytes:
 @cache
 def _head(kind: str) -> tuple[bytes, int]:
     """How every file of a kind begins, the magic and the bare schema, and the CRC-32 of that."""
-    head = ipc_file.HEAD + _schema_message(kind)
+    head = ipc_file.HEAD + schema_message(kind)
     return head, crc32(head)
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.permute import BODY, Mover, is_constant
+from rmq_spark.log.arrow_columns import BODY, Mover, is_constant
 from rmq_spark.log.tag_codes import TAGS_PER_RUN_MAX, tag_codes
 from rmq_spark.model import java_hash, names
 
@@ -140,6 +140,13 @@ class MessageBatch:
         """The messages as tuples in the order of `schema.ROWS`, if that is how they came."""
         return self._rows
 
+    def topics(self) -> list[str]:
+        """The distinct topics of its messages."""
+        if self._rows is not None:
+            return list(dict.fromkeys(row[0] for row in self._rows))
+        topics: list[str] = pc.unique(self._arrow().column("topic")).to_pylist()
+        return topics
+
     def record_batch(self) -> pa.RecordBatch:
         """The rows as one record batch of `schema.ROWS`."""
         if self._rows is not None:
@@ -160,8 +167,6 @@ class MessageBatch:
 
     def _check(self) -> None:
         """Refuse rows that RocketMQ would refuse, naming the first bad one."""
-        from rmq_spark.log.folds import FOLD_TOPICS  # folds stand on the run index of this module
-
         table = self.table()
         if table.num_rows == 0:
             return
@@ -169,7 +174,7 @@ class MessageBatch:
             _refuse(table, pc.is_null(table[name]), f"{name} is null")
         for topic in pc.unique(table["topic"]).to_pylist():
             names.check_topic(topic)
-            if topic in FOLD_TOPICS:
+            if topic in names.STATE_TOPICS:
                 raise InvalidRequestError("state messages are appended one by one, not as a table", topic=topic)
         _refuse(table, pc.less(table["queueId"], 0), "queueId is negative")
         _refuse(table, pc.greater_equal(table["queueId"], names.QUEUES_MAX), "queueId is over 65535")

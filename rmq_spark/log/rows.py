@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import bloom, schema
+from rmq_spark.log.arrow_columns import Mover, equal_width, offsets_of
 from rmq_spark.log.few_rows import to_message
 from rmq_spark.log.file_encoder import SMALL_BYTES, Blocks, Encoded, Part, make_blocks, make_part, one_block
 from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.file_reader import read_meta
-from rmq_spark.log.folds import FOLD_TOPICS
 from rmq_spark.log.message_batch import (
     MessageBatch,
     Row,
@@ -35,9 +35,8 @@ from rmq_spark.log.message_batch import (
     sort_rows,
     to_record_batch,
 )
-from rmq_spark.log.permute import Mover, equal_width, offsets_of
 from rmq_spark.log.second_thread import MANY_ROWS, meanwhile
-from rmq_spark.model import java_hash
+from rmq_spark.model import java_hash, names
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
@@ -383,7 +382,7 @@ def join_described(metas: Sequence[FileMeta]) -> tuple[Runs, list[str]]:
 
 def _refuse_state(topics: list[str]) -> None:
     """State messages must be inline, where every reader of the chain meets them."""
-    if found := sorted(FOLD_TOPICS.intersection(topics)):
+    if found := sorted(names.STATE_TOPICS.intersection(topics)):
         raise InvalidRequestError("state messages must not be in row files; append them", topics=found)
 
 

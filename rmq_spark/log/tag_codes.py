@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_spark.log.permute import equal_width, offsets_of
+from rmq_spark.log.arrow_columns import equal_width, offsets_of
 from rmq_spark.model import java_hash
 
 I32 = npt.NDArray[np.int32]

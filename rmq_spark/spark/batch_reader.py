@@ -21,7 +21,7 @@ from rmq_spark.spark.bounds import ByTimestamp
 from rmq_spark.spark.open_stores import forget_store, kept_store
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task, make_tasks, queue_ranges
-from rmq_spark.spark.resolve import queue_bounds
+from rmq_spark.spark.resolve import folds_for, queue_bounds
 from rmq_spark.spark.schema import shape_of
 from rmq_spark.spark.subscription import Subscription, check_bounds, check_topics
 from rmq_spark.spark.task_reader import read_task, reads_little
@@ -55,7 +55,9 @@ class RocketMQBatchReader(DataSourceReader):
             store = kept_store(options.store, options.storage_options, read_only=True)
             check_topics(store, options)
             check_bounds(store, options)
-            tasks = [task for broker in store.brokers() for task in self._plan(store.log(broker))]
+            tasks = [
+                task for broker in store.brokers() for task in self._plan(store.log(broker, *folds_for(self._options)))
+            ]
         except RmqError:
             forget_store(options.store, options.storage_options)
             raise

@@ -22,7 +22,7 @@ from rmq_spark.client.store import Store
 from rmq_spark.errors import ExistsError, InvalidRequestError, NotFoundError, RmqError
 from rmq_spark.log.collect import discard
 from rmq_spark.log.commit_log import AppendResult, CommitLog
-from rmq_spark.log.folds import SinkBatches
+from rmq_spark.log.core_folds import SinkBatches
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.spark.open_stores import forget_store, kept_store

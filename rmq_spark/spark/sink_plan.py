@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rmq_spark.client.store import DEFAULT_BROKER, Store
 from rmq_spark.errors import InvalidRequestError, NotFoundError
-from rmq_spark.log.folds import TopicConfigs
+from rmq_spark.rules.topics import TopicConfigs
 from rmq_spark.spark.options import WriteOptions
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runner import Run
 
-from rmq_spark import InvalidRequestError, LogSettings, Message, NotFoundError, PreconditionFailedError, Producer, Store
+from rmq_spark import InvalidRequestError, LogSettings, Message, NotFoundError, Producer, Store
 from rmq_spark.log.commit_log import CommitLog
 
 
@@ -120,22 +121,20 @@ def test_bad_updates_are_refused(run: Run, store: Path, args: tuple[str, ...], c
     assert run("topic", "list", "--json").json[0]["queues"] == {"broker-0": 2}
 
 
-def test_an_update_does_not_overwrite_another_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_does_not_undo_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.create("memory://update-race") as store, Store.open("memory://update-race") as other:
         store.create_topic("t", queues=2)
-        real = CommitLog.append
+        real = CommitLog.decide
 
-        def slow(self: CommitLog, *args: object, **more: object) -> object:
-            monkeypatch.setattr(CommitLog, "append", real)
+        def slow(self: CommitLog, rule: Any) -> Any:
+            monkeypatch.setattr(CommitLog, "decide", real)
             other.update_topic("t", queues=8)
-            return real(self, *args, **more)  # type: ignore[arg-type]
+            return real(self, rule)
 
-        monkeypatch.setattr(CommitLog, "append", slow)
-        with pytest.raises(PreconditionFailedError, match="topic was changed meanwhile"):
-            store.update_topic("t", queues=4)
-        assert dict(store.topic("t").queues) == {"broker-0": 8}
+        monkeypatch.setattr(CommitLog, "decide", slow)
         with pytest.raises(InvalidRequestError, match="fewer queues"):
             store.update_topic("t", queues=4)
+        assert dict(store.topic("t").queues) == {"broker-0": 8}
         with pytest.raises(NotFoundError):
             store.update_topic("nothing", queues=4)
         assert Producer(store).send(Message(topic="t", body=b"x", queue_id=7)).queue_id == 7

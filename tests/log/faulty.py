@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rmq_spark.clock import Clock
-from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.errors import PreconditionFailedError
+from rmq_spark.log.commit_log import AppendResult, CommitLog
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Decision
+from rmq_spark.log.state import LogState
 from rmq_spark.model.settings import LogSettings
 from rmq_spark.storage.base import Bytes, ObjectInfo, Storage
 from rmq_spark.storage.local import FileOps
@@ -151,3 +154,14 @@ def ids(log: CommitLog, **query: Any) -> list[str]:
         rows = zip(*(batch.column(index).to_pylist() for index in range(3)), strict=True)
         found += [(offset, msg_id) for offset, msg_id, topic in rows if not topic.startswith("rmq_sys_")]
     return [msg_id for _, msg_id in sorted(found)]
+
+
+def append_if(log: CommitLog, batch: MessageBatch, expect: Callable[[LogState], str | None]) -> AppendResult:
+    """Append `batch` as a decision: only if `expect` has nothing against it at the position where it lands."""
+
+    def rule(state: LogState) -> Decision[None]:
+        if (reason := expect(state)) is not None:
+            raise PreconditionFailedError(reason)
+        return Decision(None, batch)
+
+    return log.decide(rule).result

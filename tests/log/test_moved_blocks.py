@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from rmq_spark.log import rows as prepared
 from rmq_spark.log import schema
+from rmq_spark.log.arrow_columns import Mover
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import check_whole
 from rmq_spark.log.message_batch import MessageBatch, sort_into_runs
-from rmq_spark.log.permute import Mover
 from rmq_spark.log.rows import PreparedRows, block_edges, prepare, slices
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths

@@ -23,7 +23,7 @@ from rmq_spark.errors import (
     UnavailableError,
 )
 from rmq_spark.log.collect import collect, discard
-from rmq_spark.log.folds import SinkBatches
+from rmq_spark.log.core_folds import SinkBatches
 from rmq_spark.log.roll import roll
 from rmq_spark.log.verify import verify
 from rmq_spark.model.settings import LogSettings

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from rmq_spark.errors import InvalidRequestError
-from rmq_spark.log.folds import FOLD_TOPICS
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.message import Message
+from rmq_spark.model.names import STATE_TOPICS
 from rmq_spark.model.properties import RESERVED
 
 
@@ -152,7 +152,7 @@ def test_a_bad_arrow_row_is_named() -> None:
     assert caught.value.context["msgId"] == "2"
 
 
-@pytest.mark.parametrize("topic", sorted(FOLD_TOPICS))
+@pytest.mark.parametrize("topic", sorted(STATE_TOPICS))
 def test_a_table_has_no_state_messages(topic: str) -> None:
     with pytest.raises(InvalidRequestError, match="state messages are appended one by one"):
         MessageBatch.from_arrow(table(topic=["t", topic]))

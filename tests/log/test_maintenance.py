@@ -46,7 +46,7 @@ from rmq_spark.storage.base import Storage
 from rmq_spark.storage.local import LocalStorage
 from rmq_spark.storage.memory import MemoryStorage
 
-OFFSETS = folds.ConsumerOffsets.topic
+OFFSETS = folds.ConsumerOffsets.topics[0]
 
 
 def damage(storage: Storage) -> list[Finding]:
@@ -439,7 +439,7 @@ class TestVerifySnapshots:
         roll(other)
         expire(other, before_ms=clock.wall_ms - 2500)
         assert damage(log.storage) == []
-        log.append(message("cut", topic=folds.Truncations.topic, body=truncate))
+        log.append(message("cut", topic=folds.Truncations.topics[0], body=truncate))
         log.snapshot()
         log.append(message("end"))
         log.snapshot()
