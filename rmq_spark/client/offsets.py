@@ -434,8 +434,7 @@ class GroupOffsets:
             fold = state.fold(ConsumerOffsets)
             if not force and self._is_active(fold.last.get(group)):
                 raise PreconditionFailedError(_ACTIVE)
-            mine = fold.offsets.get(group, {})
-            if any(mine.get(each.topic, {}).get(each.queue) != each.before for each in plan):
+            if any(fold.of(group, each.topic).get(each.queue) != each.before for each in plan):
                 raise PreconditionFailedError("the group committed while it was being reset; reset again")
             records = offset_records(group, changed, {"admin": True})
             return Decision(None, records=[(ConsumerOffsets.topics[0], record) for record in records])

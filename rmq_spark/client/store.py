@@ -13,6 +13,7 @@ from rmq_spark.clock import Clock, SystemClock
 from rmq_spark.errors import (
     ClockSkewError,
     ExistsError,
+    InvalidRequestError,
     NotFoundError,
     StorageFullError,
 )
@@ -147,7 +148,7 @@ class Store:
 
     def brokers(self) -> list[str]:
         """Brokers that hold or held queues of any topic, and the default one."""
-        return sorted({DEFAULT_BROKER} | self.nameserver.refresh().state.fold(TopicConfigs).brokers)
+        return sorted({DEFAULT_BROKER, *self.nameserver.refresh().state.fold(TopicConfigs).brokers})
 
     def _open_log(self, name: str, root: str, folds: Sequence[type[Fold]]) -> CommitLog:
         with self._lock:
@@ -191,6 +192,38 @@ class Store:
         if queues_there != wanted:
             raise ExistsError("topic exists with other queues", topic=name, queues=queues_there)
         return Topic(name=name, queues=wanted)
+
+    def update_topic(self, name: str, *, queues: int) -> Topic:
+        """Give a topic `queues` queues on each of its brokers: more than it has, or as many.
+
+        Producers use the new queues within the time that they remember routes for. Sharding keys map to other queues
+        from then on, so messages with one key keep their order before the change and after it, not across it.
+
+        Raises:
+            NotFoundError: there is no such topic.
+            InvalidRequestError: an illegal number, or fewer than it has on a broker.
+        """
+
+        def update(state: LogState) -> Decision[dict[str, int]]:
+            config = state.fold(TopicConfigs).configs.get(name)
+            if config is None:
+                raise NotFoundError("no such topic", topic=name)
+            if queues < max(config["queues"].values()):
+                raise InvalidRequestError(
+                    "a topic cannot get fewer queues: nobody would be assigned the upper ones, so what they hold would "
+                    "never be consumed; create a topic with fewer queues and send there",
+                    topic=name,
+                    queues=dict(config["queues"]),
+                    wanted=queues,
+                )
+            wanted = dict.fromkeys(config["queues"], queues)
+            if wanted == config["queues"]:
+                return Decision(wanted)
+            kept = {field: value for field, value in config.items() if field != "updatedAt"}
+            return Decision(wanted, records=[(TopicConfigs.topics[0], {**kept, "queues": wanted})])
+
+        names.check_queues(queues)
+        return Topic(name=name, queues=self.nameserver.decide(update).answer)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and hide its messages; retention frees their room.
@@ -257,6 +290,9 @@ class Store:
         finally:
             if failed is not None:
                 raise failed
+
+    def __repr__(self) -> str:
+        return f"Store({self.storage.uri!r}{', read_only=True' if self._read_only else ''})"
 
     def __enter__(self) -> Store:
         return self

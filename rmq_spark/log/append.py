@@ -164,7 +164,7 @@ class Appender:
             if attempt.outcome is Outcome.UNCLEAR:
                 self._gauge.check()
                 self._create_and_confirm(attempt, deadline)
-                return attempt.outcome is Outcome.LANDED
+                return attempt.has_landed
         except ExistsError:
             self._view.refresh()
         except RmqError as error:

@@ -164,7 +164,7 @@ class CommitLog:
         request = Request(batch, app=app)
         if self.settings.flush is Flush.BUFFERED:
             if app is None and not names.STATE_TOPICS.intersection(batch.topics()):
-                return self._append_buffered(request)
+                return self._append_buffered(batch)
             self._commit_buffer()  # what was buffered before comes first
         return self._submit(request)
 
@@ -436,15 +436,15 @@ class CommitLog:
                 self._unflushed[:0] = paths_  # not durable yet, whoever asks
             raise
 
-    def _append_buffered(self, request: Request) -> AppendResult:
+    def _append_buffered(self, batch: MessageBatch) -> AppendResult:
         with self._lock:
             self._check_open()  # again, under the lock: a close in between would have flushed for the last time
             if self._committer is None:
                 seconds = self.settings.linger_ms / 1000
                 self._committer = Periodic("rmq-commit", self._commit_buffer, seconds)
             self._committer.check()
-            self._buffer.append(request.batch)
-            self._buffer_bytes += request.batch.body_bytes
+            self._buffer.append(batch)
+            self._buffer_bytes += batch.body_bytes
             full = self._buffer_bytes > self.settings.group_bytes_max
         self._committer.poke()
         if full:

@@ -48,10 +48,7 @@ class Records:
         Raises:
             TypeError, ValueError: a body is no JSON object.
         """
-        if len(self.bodies) == 1:
-            values = [json.loads(self.bodies[0])]
-        else:
-            values = json.loads(b"[%b]" % b",".join(self.bodies))
+        values: list[dict[str, Any]] = json.loads(b"[%b]" % b",".join(self.bodies))
         if len(values) != len(self.bodies) or not all(isinstance(value, dict) for value in values):
             raise TypeError("the body of a record must be one JSON object")
         return values

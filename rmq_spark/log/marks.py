@@ -116,7 +116,9 @@ def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
         log_start=doc["log_start"],
         segments=tuple(segments),
         starts=json.loads(doc["starts"]),
-        snapshots=tuple(SnapshotRef(*named[:3], tuple(named[3])) for named in doc.get("snapshots", ())),
+        snapshots=tuple(
+            SnapshotRef(named[0], named[1], named[2], tuple(named[3])) for named in doc.get("snapshots", ())
+        ),
         reason=doc["reason"],
         digest=meta.digest,
     )

@@ -115,7 +115,7 @@ def read_queue(
         if high == offset:
             return QueueRead(_none(names), offset, place, end)
         if not place and any(source.kind == "segment" for source in planned.sources):
-            _skip_segments(log.files, planned, segments, topic, queue, offset, high)
+            _skip_segments(log.files, planned, segments, (topic, queue), (offset, high))
         batches = list(scan.read_plan(log.files, log.broker, planned))
         rows = pa.concat_batches(batches) if batches else _none(needed)
         at = rows.column("commitOffset").to_numpy(zero_copy_only=False)
@@ -128,14 +128,12 @@ def _skip_segments(
     files: LogFiles,
     planned: scan.Plan,
     segments: Sequence[SegmentRef],
-    topic: str,
-    queue: int,
-    offset: int,
-    high: int,
+    place: tuple[str, int],
+    bounds: tuple[int, int],
 ) -> None:
-    """Leave out of a plan the segments that end before the queue's `offset`, or begin at `high` or behind it."""
-    low = _number_of(files, segments, topic, queue, offset)
-    last = _number_of(files, segments, topic, queue, high - 1)
+    """Leave out of a plan the segments that hold none of the queue's offsets within `bounds`."""
+    low = _number_of(files, segments, *place, bounds[0])
+    last = _number_of(files, segments, *place, bounds[1] - 1)
     keep = {f"/{segment.name}" for segment in segments[low : last + 1]}
     planned.sources = [
         source

@@ -104,6 +104,11 @@ class Attempt:
     offsets: Offsets
     outcome: Outcome = Outcome.PLANNED
 
+    @property
+    def has_landed(self) -> bool:
+        """Whether it is known to be in the log."""
+        return self.outcome is Outcome.LANDED
+
     def become(self, outcome: Outcome) -> None:
         """Note what is known now; saying the same again changes nothing."""
         if outcome is not self.outcome:

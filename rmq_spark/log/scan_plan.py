@@ -66,6 +66,10 @@ class Query:
     skip_expired: bool = False
     """True: a range that retention deletes while it is read is left out instead of raising."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.topics, str):  # `in` would then look for parts of the name, and find other topics
+            raise TypeError(f"topics is a set of names; write frozenset({{{self.topics!r}}})")
+
 
 @dataclass(slots=True)
 class ScanStats:

@@ -29,7 +29,7 @@ def join_rows(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:
     """
     head = schema_message("commit")
     begin = len(ipc_file.HEAD) + len(head)
-    parts = [head, *(memoryview(meta.whole or b"")[begin : meta.data_end] for meta in metas), ipc_file.END_OF_STREAM]
+    parts: list[bytes] = [head, *((meta.whole or b"")[begin : meta.data_end] for meta in metas), ipc_file.END_OF_STREAM]
     try:
         with pa.ipc.open_stream(b"".join(parts)) as stream:
             batches = list(stream)

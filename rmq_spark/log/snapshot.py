@@ -127,15 +127,16 @@ def floor_state(storage: Storage, root: str, mark: Mark, folds: Sequence[type[Fo
 def stored_fold(
     storage: Storage, root: str, mark: Mark, kind: type[Fold], end: int
 ) -> tuple[int, tuple[Any, int]] | None:
-    """The newest stored copy of one fold at or below `end`: (its offset, (its dump, its version)); None if there is none.
+    """The newest stored copy of one fold at or below `end`: its offset, and its dump with the version; None: none.
 
     Raises:
         CorruptDataError: a snapshot that the mark names is damaged.
     """
-    copies: list[tuple[int, tuple[Any, int]]] = []
-    for named in mark.snapshots:
-        if kind.name in named.folds and mark.log_start <= named.offset <= end:
-            copies.append((named.offset, _dump_of(_named_payloads(storage, root, named), kind)))
+    copies: list[tuple[int, tuple[Any, int]]] = [
+        (named.offset, _dump_of(_named_payloads(storage, root, named), kind))
+        for named in mark.snapshots
+        if kind.name in named.folds and mark.log_start <= named.offset <= end
+    ]
     for name in sorted(_names(storage, root), reverse=True):
         offset = paths.snapshot_offset(name) or 0
         if not max(mark.floor, mark.log_start) <= offset <= end:

@@ -3,7 +3,7 @@
 Nothing in here is stored as the truth; snapshots carry copies that the chain vouches for.
 
 Decisions are tried on this state: `open_trial`, then `admit` the rows of one caller after the other, then `keep_trial`
-when the commit that carries them has landed, or `undo_trial`. Whoever is interrupted in between must load the state anew.
+when the commit that carries them has landed, or `undo_trial`. Whoever is interrupted in between must load it anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rmq_spark.log.fold import UNREADABLE, Fold, Records, describe, unreadable
 from rmq_spark.log.marks import GENESIS
 from rmq_spark.log.message_batch import MessageBatch, Row
 from rmq_spark.log.queues import Queues
-from rmq_spark.log.tail_index import TailIndex, fingerprint
+from rmq_spark.log.tail_index import TailIndex
 from rmq_spark.log.undo import Journal
 from rmq_spark.model import names
 
@@ -163,7 +163,7 @@ class LogState:
         if doc["flush"] == "sync":
             self.durable = self.offset
         self.writers[doc["writer"]] = LastAppend(doc["epoch"], doc["seq"], doc["handle"], doc["ts"])
-        self.commits.add(doc["first"], doc["ts"], meta.size, fingerprint(meta.digest), meta.runs, meta.bases)
+        self.commits.add(meta)
 
     # ------------------------------------------------------------ trials
 
@@ -186,17 +186,18 @@ class LogState:
         try:
             if app is not None:
                 self.fold(SinkBatches).land(*app)
-            if batch is not None:
-                if batch.rows is not None:
-                    self._admit_rows(batch.rows)
-                elif kept := [
-                    topic for topic in batch.topics() if topic in self._by_topic or topic in names.STATE_TOPICS
-                ]:
-                    raise InvalidRequestError("state messages are appended one by one, not as a table", topics=kept)
+            if batch is not None and batch.rows is not None:
+                self._admit_rows(batch.rows)
+            elif batch is not None:
+                self._refuse_state_rows(batch.topics())
         except BaseException:
             self.journal.undo(position)
             self._added = added
             raise
+
+    def _refuse_state_rows(self, topics: Sequence[str]) -> None:
+        if kept := [topic for topic in topics if topic in self._by_topic or topic in names.STATE_TOPICS]:
+            raise InvalidRequestError("state messages are appended one by one, not as a table", topics=kept)
 
     def _admit_rows(self, rows: Sequence[Row]) -> None:
         if not any(row[_TOPIC] in self._by_topic or row[_TOPIC] in names.STATE_TOPICS for row in rows):

@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rmq_spark.log.file_format import pack, unpack
-from rmq_spark.log.message_batch import Runs
+from rmq_spark.log.file_format import FileMeta, pack, unpack
 
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
@@ -51,12 +50,13 @@ class TailIndex:
         """First offsets of commits whose runs are not listed."""
         self._topics: dict[str, int] = {}
 
-    def add(self, first: int, store_ms: int, size: int, fingerprint: int, runs: Runs, bases: I64) -> None:
+    def add(self, meta: FileMeta) -> None:
         """Note the newest commit."""
+        first, runs, bases = meta.doc["first"], meta.runs, meta.bases
         self.firsts.append(first)
-        self.times.append(store_ms)
-        self.sizes.append(size)
-        self.prints.append(fingerprint)
+        self.times.append(meta.doc["ts"])
+        self.sizes.append(meta.size)
+        self.prints.append(fingerprint(meta.digest))
         count = len(runs.rows)
         if count == 1:
             self.run_keys.append(self._number(runs.topics[runs.topic.item()]) << 32 | runs.queue.item())

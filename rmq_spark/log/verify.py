@@ -181,7 +181,7 @@ class _Verifier:
         return last
 
     def _check_segments(self, mark: Mark) -> LogState:
-        """Segments follow each other without gap, hold every offset once, and end where the snapshot stands that the mark names."""
+        """Segments follow each other without gap and hold every offset once; a snapshot stands at their end."""
         self._report.log_start = mark.log_start
         at = mark.log_start
         before: FileMeta | None = None

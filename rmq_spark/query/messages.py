@@ -174,7 +174,7 @@ class MessageQuery:
 
         def configured(view: LogView) -> tuple[set[str], dict[str, Any] | None]:
             topics = view.state.fold(TopicConfigs)
-            return {DEFAULT_BROKER} | topics.brokers, topics.configs.get(topic or "")
+            return {DEFAULT_BROKER, *topics.brokers}, topics.configs.get(topic or "")
 
         known, config = self._store.nameserver.look(configured)
         if broker is not None and broker not in known:

@@ -1,7 +1,7 @@
 """Every fold that this version knows, by the kind of log that it lives in.
 
-Whoever maintains a log (rolls, expires, verifies) declares all of them: the state of a fold that is not folded cannot be
-kept when the messages that made it expire.
+Whoever maintains a log (rolls, expires, verifies) declares all of them: the state of a fold that is not folded cannot
+be kept when the messages that made it expire.
 """
 
 from __future__ import annotations

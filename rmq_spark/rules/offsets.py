@@ -63,7 +63,8 @@ class ConsumerOffsets(Fold):
 
     def of(self, group: str, topic: str) -> Mapping[int, int]:
         """Committed offsets of one group on one topic by queue."""
-        return dict(self.offsets.get(group, {}).get(topic, {}))
+        topics = self.offsets.get(group)
+        return dict(topics.get(topic) or {}) if topics is not None else {}
 
     def dump(self) -> Any:
         groups: dict[str, dict[str, Any]] = {}

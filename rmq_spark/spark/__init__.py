@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rmq_spark.lazy_names import lazy_names
+from rmq_spark.lazy_names import lazy_names, listed_names
 
 if TYPE_CHECKING:
     from rmq_spark.spark.listener import track
@@ -10,3 +10,4 @@ if TYPE_CHECKING:
 __all__ = ["track"]
 
 __getattr__ = lazy_names(__name__, {"track": "rmq_spark.spark.listener"})
+__dir__ = listed_names(__name__, __all__)

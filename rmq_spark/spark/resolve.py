@@ -121,9 +121,6 @@ def _asked(
     """The offset that `bound` means, for each queue that it says anything about."""
     if isinstance(bound, ByOffsets | TimestampsByQueue):
         _check_named(bound, log.broker, queues, state, options)
-    committed = (
-        state.fold(ConsumerOffsets).offsets.get(options.consumer_group or "", {}) if isinstance(bound, Group) else {}
-    )
     at_times = _offsets_at(log, queues, bound) if isinstance(bound, TimestampsByQueue) else {}
     for queue in queues:
         if isinstance(bound, ByOffsets):
@@ -135,7 +132,7 @@ def _asked(
             if found is not None:
                 yield queue, _NO_MESSAGE if found >= queue.end else found
         elif isinstance(bound, Group):
-            offset = committed.get(queue.topic, {}).get(queue.queue)
+            offset = state.fold(ConsumerOffsets).of(options.consumer_group or "", queue.topic).get(queue.queue)
             if offset is not None:
                 yield queue, offset
         elif isinstance(bound, Latest):

@@ -31,6 +31,7 @@ from rmq_spark.client.compression import decompress
 from rmq_spark.errors import CorruptDataError, InvalidRequestError
 from rmq_spark.log import schema
 from rmq_spark.log.arrow_columns import offsets_of
+from rmq_spark.spark.kafka_names import KAFKA_NAMES
 
 READ_SCHEMA: Final = StructType(
     [
@@ -114,7 +115,8 @@ def shape_of(wanted: StructType, *, decompress: bool) -> Shape:
         if field.name not in types:
             known = {name.lower(): name for name in types}
             near = difflib.get_close_matches(field.name.lower(), known, 1, 0.0)
-            raise InvalidRequestError("unknown column in the schema", column=field.name, nearest=known[near[0]])
+            nearest = KAFKA_NAMES.get(field.name.lower(), known[near[0]])
+            raise InvalidRequestError("unknown column in the schema", column=field.name, nearest=nearest)
         asked = field.dataType.simpleString()
         allowed = {types[field.name]} | _OTHER_TYPES.get(field.name, set())
         if asked not in allowed:

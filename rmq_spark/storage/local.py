@@ -17,7 +17,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Final, NoReturn
+from typing import Final
 
 from rmq_spark.clock import Clock, SystemClock
 from rmq_spark.errors import (
@@ -238,7 +238,7 @@ class LocalStorage(LocalReader):
                 self._ops.mkdir(place)
             except FileExistsError:
                 if not os.path.isdir(place):
-                    _raise_not_directory(place)
+                    raise self._not_directory(place) from None
             except OSError as error:
                 raise translate(error, directory) from error
             self._made.add(place)
@@ -289,6 +289,11 @@ class LocalStorage(LocalReader):
     def _flush_directory(self, prefix: str, path: str) -> None:
         self._flush_once(prefix, path, lambda: self._ops.fsync_dir(prefix))
 
+    def _not_directory(self, place: str) -> RmqError:
+        if self._prefix.startswith(f"{place}/"):
+            return InvalidRequestError("a store is a directory, and a file stands there; name another path", path=place)
+        return CorruptDataError("a file stands where a directory of the store belongs; move it away", path=place)
+
     def _flush_once(self, full: str, path: str, flush: Callable[[], None]) -> None:
         """Flush; once that has failed, fail for as long as this handle lives.
 
@@ -310,7 +315,3 @@ class LocalStorage(LocalReader):
             path=path,
             reason=reason,
         ) from cause
-
-
-def _raise_not_directory(place: str) -> NoReturn:
-    raise CorruptDataError("a file stands where a directory of the store belongs; move it away", path=place)

@@ -8,7 +8,7 @@ import pytest
 from cli_runner import Run
 
 from rmq_spark import LogSettings, Store
-from rmq_spark.cli.options import load_conf
+from rmq_spark.cli.conf import load_conf
 from rmq_spark.clock import SystemClock
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import write_row_file
@@ -114,7 +114,7 @@ def test_roll_collects_row_files(run: Run, store: Path, conf: Path) -> None:
 def test_expire_drops_old_segments(run: Run, store: Path, conf: Path) -> None:
     send(run, "t", 4)
     assert run("expire", "--json").json[1]["segments"] == 0
-    expired = run("expire", "--before", "now", "--conf", conf, "--json").json
+    expired = run("expire", "--before", "now", "--yes", "--conf", conf, "--json").json
     assert [entry["log"] for entry in expired] == ["nameserver", "broker-0"]
     assert expired[1]["segments"] == expired[1]["messages"] == expired[1]["logStart"] == 3
     assert expired[1]["forced"] is False

@@ -32,8 +32,8 @@ from rmq_spark.errors import (
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.group_commit import GroupCommit
-from rmq_spark.log.request import Request
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Request
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.log.state import LogState

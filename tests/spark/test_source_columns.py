@@ -189,6 +189,11 @@ def test_the_default_is_every_column_of_a_message() -> None:
     ("wanted", "message"),
     [
         ("queueOffset long, tag string", r"unknown column in the schema \(column='tag', nearest='tags'\)"),
+        ("value binary", r"\(column='value', nearest='body'\)"),
+        ("key binary", r"\(column='key', nearest='keys'\)"),
+        ("partition int", r"\(column='partition', nearest='queueId'\)"),
+        ("offset long", r"\(column='offset', nearest='queueOffset'\)"),
+        ("timestamp timestamp", r"\(column='timestamp', nearest='storeTimestamp'\)"),
         ("QUEUEID int", r"unknown column in the schema \(column='QUEUEID', nearest='queueId'\)"),
         ("body int", r"column='body', type='int', allowed=\['binary', 'string'\]"),
         ("queueOffset int", r"column='queueOffset', type='int', allowed=\['bigint'\]"),
