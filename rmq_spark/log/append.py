@@ -71,6 +71,8 @@ class Appender:
         self._gauge = DiskGauge(view.storage, settings.disk_full_ratio, clock)
         self._wins = 0
         self._last_win = 0
+        self._fresh = False
+        """Whether the view was refreshed since the requests at hand came."""
         self._rivals = RIVALS_REMEMBERED
         """Above zero while others were seen to append lately: only then is it worth a look before a write."""
         view.on_commit = self._settle_from_walk
@@ -86,7 +88,7 @@ class Appender:
                 written for those that are not done.
             OutcomeUnknownError: it may have been written; the requests name the attempt that tells later.
         """
-        self._prepared = None
+        self._prepared, self._fresh = None, False
         todo = [request for request in group if not self._is_known(request)]
         if not todo:
             return
@@ -100,7 +102,7 @@ class Appender:
                 for _ in range(TRIES_A_TURN if held else 1):
                     if not self._view.trusted:
                         # A commit on a state that was not confirmed could name an orphan as its predecessor.
-                        self._view.refresh()
+                        self._refresh()
                     if losses and self._clock.elapsed_ns() > deadline:
                         raise LostRaceError(
                             "other writers took every slot until the deadline; nothing was written",
@@ -110,12 +112,14 @@ class Appender:
                     state = self._view.state
                     if held and self._rivals and self._view.storage.exists(paths.commit(self._view.root, state.offset)):
                         self._rivals = RIVALS_REMEMBERED
-                        self._view.refresh()  # somebody appended while we waited: do not write in vain
+                        self._refresh()  # somebody appended while we waited: do not write in vain
                         continue
                     if self._try(todo, deadline):
                         break
                     losses += 1
                     self._rivals = RIVALS_REMEMBERED
+                    for request in todo:
+                        request.error = None  # a refusal that stood on a state which is not the log's
                 else:
                     continue
             self._rivals = max(0, self._rivals - 1)
@@ -160,13 +164,14 @@ class Appender:
         """
         deadline = self._deadline()
         try:
-            self._view.refresh()
+            self._refresh()
             if attempt.outcome is Outcome.UNCLEAR:
                 self._gauge.check()
-                self._create_and_confirm(attempt, deadline)
-                return attempt.has_landed
-        except ExistsError:
-            self._view.refresh()
+                try:
+                    self._create_and_confirm(attempt, deadline)
+                    return attempt.has_landed
+                except ExistsError:
+                    self._refresh()  # tells whose commit it is
         except RmqError as error:
             if attempt.outcome in (Outcome.UNCLEAR, Outcome.LANDED):
                 raise attempt.unclear_error(str(error)) from error
@@ -179,47 +184,57 @@ class Appender:
         self._refuse_fenced(state)
         state.open_trial(self._stamp(state))
         attempt: Attempt | None = None
-        certain: Sequence[Request] = ()
         try:
-            certain = self._ask(state, todo)
-            rows = self._prepare(state, todo)
-            if rows is None:
-                state.undo_trial()
-                self._finish(todo)
-                return True
-            attempt = self._plan(state, rows, todo)
-            if self._settings.flush is Flush.SYNC and not self._settle_predecessors(state):
-                attempt.become(Outcome.LOST)
-                return False
-            self._create_and_confirm(attempt, deadline)
-        except ExistsError:
-            self._undo_trial(state)
-            self._view.refresh()  # tells whose commit it is
+            try:
+                self._ask(state, todo)
+                rows = self._prepare(state, todo)
+                if rows is None:
+                    return self._answer(state, todo)
+                attempt = self._plan(state, rows, todo)
+                if self._settings.flush is Flush.SYNC and not self._settle_predecessors(state):
+                    attempt.become(Outcome.LOST)
+                    return False
+                self._create_and_confirm(attempt, deadline)
+            except ExistsError:
+                self._undo_trial(state)
+                self._refresh()  # tells whose commit it is
         except RmqError as error:
             self._undo_trial(state)
-            self._fail(todo, certain, attempt, error)
+            self._fail(todo, attempt, error)
         if attempt is None or attempt.outcome is Outcome.LOST:
             return False
         if attempt.outcome is not Outcome.LANDED:
             # We slept after the create, and the state that was loaded anew does not tell what became of it.
-            raise attempt.unclear_error("the log no longer records the outcome")
+            self._fail(todo, attempt, OutcomeUnknownError("the log no longer records the outcome"))
         self._finish(todo)
         return True
+
+    def _answer(self, state: LogState, todo: Sequence[Request]) -> bool:
+        """End requests that append nothing. False: they were asked on an old state, and have to be asked again.
+
+        No commit of ours proves that the state was the log's end, so it must have been looked at since they came.
+        """
+        state.undo_trial()
+        if not self._fresh:
+            end = state.offset
+            self._refresh()
+            if self._view.state is not state or state.offset != end:
+                return False
+        self._finish(todo)
+        return True
+
+    def _refresh(self) -> None:
+        self._view.refresh()
+        self._fresh = True
 
     def _undo_trial(self, state: LogState) -> None:
         if state is self._view.state and state.journal.is_open:
             state.undo_trial()
 
-    def _fail(
-        self, todo: Sequence[Request], certain: Sequence[Request], attempt: Attempt | None, error: RmqError
-    ) -> NoReturn:
-        """The attempt failed. An answer that stands on rows of the attempt is taken back, any other one holds."""
+    def _fail(self, todo: Sequence[Request], attempt: Attempt | None, error: RmqError) -> NoReturn:
+        """The attempt failed. Answers and refusals are taken back: only its landing would have made them true."""
         for request in todo:
-            if request.admitted is not None or request.files:
-                continue
-            if request in certain:
-                request.settled = request.error is None
-            else:
+            if request.admitted is None and not request.files:
                 request.error = UnavailableError("nothing was written: the commit before it failed", cause=str(error))
         if attempt is not None:
             if attempt.outcome is Outcome.PLANNED:
@@ -236,23 +251,15 @@ class Appender:
 
     # ------------------------------------------------------------ step 1: asking
 
-    def _ask(self, state: LogState, todo: Sequence[Request]) -> list[Request]:
-        """Ask each request on the state as those before it will have left it; return those asked on the log's own.
-
-        An answer or a refusal that stands on rows which are on trial is only true if they land.
-        """
-        certain: list[Request] = []
-        tried = False
+    def _ask(self, state: LogState, todo: Sequence[Request]) -> None:
+        """Ask each request on the state as those before it will have left it."""
         for request in todo:
-            request.admitted, request.error, request.repeated, request.rows = None, None, False, 0
-            if not tried:
-                certain.append(request)
+            request.admitted, request.attempt, request.error = None, None, None
+            request.repeated, request.rows = False, 0
             try:
                 self._ask_one(state, request)
             except Exception as error:  # noqa: BLE001 - a rule's own fault is its own caller's
                 request.admitted, request.error = None, error
-            tried = tried or request.admitted is not None
-        return certain
 
     def _ask_one(self, state: LogState, request: Request) -> None:
         if request.app is not None and state.fold(SinkBatches).last.get(request.app[0], -1) >= request.app[1]:

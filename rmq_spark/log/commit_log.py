@@ -382,9 +382,10 @@ class CommitLog:
             self._unclear.popitem(last=False)
 
     def _after(self, group: Sequence[Request]) -> None:
-        landed = [request.attempt for request in group if request.settled and request.attempt is not None]
-        if landed:
-            attempt = landed[-1]
+        landed = dict.fromkeys(request.attempt for request in group if request.settled)
+        for attempt in landed:  # those that came again may have landed in commits before
+            if attempt is None:
+                continue
             if len(group) > 1:
                 _ = attempt.offsets.queue, attempt.offsets.commit  # worked out once, not by every caller that wakes
             if self.settings.flush is not Flush.SYNC:
