@@ -169,9 +169,10 @@ class Appender:
                 self._gauge.check()
                 try:
                     self._create_and_confirm(attempt, deadline)
-                    return attempt.has_landed
                 except ExistsError:
                     self._refresh()  # tells whose commit it is
+                else:
+                    return attempt.has_landed
         except RmqError as error:
             if attempt.outcome in (Outcome.UNCLEAR, Outcome.LANDED):
                 raise attempt.unclear_error(str(error)) from error

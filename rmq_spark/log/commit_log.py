@@ -405,8 +405,7 @@ class CommitLog:
             view = self._view
             view.folded = 0
             try:
-                named = [snapshot.name for snapshot in view.mark.snapshots]
-                written = write_snapshot(self.storage, self.root, view.state, self.clock.token(), named=named)
+                written = write_snapshot(self.storage, self.root, view.state, self.clock.token())
             except RmqError as error:
                 _log.warning("snapshot was not written: %s", error)
                 return None

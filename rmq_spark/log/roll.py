@@ -131,8 +131,7 @@ def floor_snapshot(log: CommitLog, view: LogView) -> SnapshotRef:
     state = view.state
     state.commits.drop_below(state.offset)
     state.durable = state.offset
-    named = [snapshot.name for snapshot in view.mark.snapshots]
-    return write_snapshot(log.storage, log.root, state, log.clock.token(), named=named, durable=True)
+    return write_snapshot(log.storage, log.root, state, log.clock.token(), floor=True)
 
 
 def named_snapshots(mark: Mark, newest: SnapshotRef) -> tuple[SnapshotRef, ...]:

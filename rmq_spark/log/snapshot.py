@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -38,18 +38,18 @@ _DAMAGED: Final = (CorruptDataError, UnsupportedVersionError, AttributeError, Ke
 _log = logging.getLogger(__name__)
 
 
-def write_snapshot(
-    storage: Storage, root: str, state: LogState, nonce: str, *, named: Iterable[str] = (), durable: bool = False
-) -> SnapshotRef:
+def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str, *, floor: bool = False) -> SnapshotRef:
     """Write a snapshot of `state`, and drop older ones that tell nothing more.
+
+    Those made for a mark are never dropped here: only the newest mark says which ones it needs, and a mark that names
+    one may be in the making.
 
     Args:
         storage: of the log.
         root: of the log.
         state: what it is a copy of.
         nonce: makes its name.
-        named: snapshots that a mark names; they stay.
-        durable: whether it survives power loss.
+        floor: whether it is made for a mark to name; then it survives power loss.
     """
     payloads = state.dump()
     batch = pa.RecordBatch.from_arrays(
@@ -66,17 +66,18 @@ def write_snapshot(
         "folds": sorted(state.folds),
     }
     encoded = file_encoder.encode(file_encoder.make_blocks("snapshot", [batch]), doc)
-    path = paths.snapshot(root, state.offset, nonce)
-    storage.create_if_absent(path, encoded, durable=durable)
-    _drop_older(storage, root, {path.rsplit("/", 1)[1], *named}, set(state.folds))
-    return SnapshotRef(path.rsplit("/", 1)[1], state.offset, encoded.tail.digest, tuple(sorted(state.folds)))
+    path = paths.snapshot(root, state.offset, nonce, floor=floor)
+    storage.create_if_absent(path, encoded, durable=floor)
+    name = path.rsplit("/", 1)[1]
+    _drop_older(storage, root, name, set(state.folds))
+    return SnapshotRef(name, state.offset, encoded.tail.digest, tuple(sorted(state.folds)))
 
 
-def _drop_older(storage: Storage, root: str, kept: set[str], told: set[str]) -> None:
+def _drop_older(storage: Storage, root: str, newest: str, told: set[str]) -> None:
     """Delete all but the newest few; an older one that alone holds some fold stays."""
-    listed = sorted(_names(storage, root), reverse=True)
+    listed = [name for name in sorted(_names(storage, root), reverse=True) if not paths.is_floor_snapshot(name)]
     for number, name in enumerate(listed):
-        if name in kept or number < KEEP:
+        if name == newest or number < KEEP:
             continue
         try:
             folds = set(read_meta(storage, f"{paths.snapshots(root)}/{name}", "snapshot").doc.get("folds", ()))

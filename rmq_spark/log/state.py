@@ -125,14 +125,22 @@ class LogState:
 
     def has_records(self, kind: type[Fold]) -> bool:
         """Whether any message of the fold's topics was ever in this log."""
-        return any(next(iter(self.queues.of_topic(topic)), None) is not None for topic in kind.topics)
+        return any(map(self._has_messages, kind.topics))
+
+    def _has_messages(self, topic: str) -> bool:
+        return next(iter(self.queues.of_topic(topic)), None) is not None
 
     def folds_in_use(self) -> dict[str, tuple[str, ...]]:
-        """Name -> topics of every fold that has records here: as the log's list says, and those this handle knows."""
+        """Name -> topics of every fold that has records here: as the log's list says, and those this handle knows.
+
+        A log of format version 1 may have records of a fold that is not listed yet; then its topic stands for its name.
+        """
         used = dict(self.fold(FoldList).topics_of)
         for name, fold in self.folds.items():
             if self.has_records(type(fold)):
                 used[name] = fold.topics
+        told = {topic for topics in used.values() for topic in topics}
+        used.update({topic: (topic,) for topic in names.STATE_TOPICS - told if self._has_messages(topic)})
         return used
 
     # ------------------------------------------------------------ commits

@@ -356,6 +356,10 @@ class _Verifier:
 
     def _check_snapshots(self, mark: Mark) -> None:
         starts = Queues.load(mark.starts)
+        for named in mark.snapshots:
+            path = f"{paths.snapshots(self._root)}/{named.name}"
+            if named.offset != mark.floor and not self._storage.exists(path):
+                self._damage(path, f"the snapshot that holds {', '.join(named.folds)} is missing")
         for offset, name in sorted((offset, name) for offset, names in self._snapshots.items() for name in names):
             path = f"{paths.snapshots(self._root)}/{name}"
             try:

@@ -81,10 +81,10 @@ class LogView:
             try:
                 found = newest_state(self.storage, self.root, self.mark, self.declared)
                 self.state, unknown = found or floor_state(self.storage, self.root, self.mark, self.declared)
-            except NotFoundError:
+            except NotFoundError as error:
                 # The mark was overtaken between reading it and reading what it names.
                 if newest_mark(self.storage, self.root, self.mark) is self.mark:
-                    raise
+                    raise missing(error) from error
                 continue
             self._trim()
             firsts = self.state.commits.firsts
@@ -108,9 +108,9 @@ class LogView:
             try:
                 for kind in unknown:
                     self._learn(kind)
-            except NotFoundError:
+            except NotFoundError as error:
                 if newest_mark(self.storage, self.root, self.mark) is self.mark:
-                    raise
+                    raise missing(error) from error
                 continue
             self._loaded = True
             return
@@ -146,11 +146,11 @@ class LogView:
                     else:
                         self.state.add_fold(kind)
                     break
-                except NotFoundError:
+                except NotFoundError as error:
                     mark = self.mark
                     self.refresh()
                     if self.mark is mark:
-                        raise
+                        raise missing(error) from error
             self.declared.append(kind)
 
     def refresh(self) -> None:
@@ -277,6 +277,11 @@ class LogView:
                     yield _to_records(
                         topic, rows, kind.columns, rows.column("storeTimestamp").cast(pa.int64()).to_pylist()
                     )
+
+
+def missing(error: NotFoundError) -> CorruptDataError:
+    """The error of a log that lacks a file which its newest mark, or the chain, needs."""
+    return CorruptDataError("a file that the log needs is missing; restore it", **error.context)
 
 
 def check_link(meta: FileMeta, state: LogState, broker: str) -> None:

@@ -16,7 +16,7 @@ NAMESERVER: Final = "nameserver"
 
 _NUMBERED: Final = re.compile(r"([0-9]{20})\.arrow")
 _SEGMENT: Final = re.compile(r"([0-9]{20})-([0-9]{20})-[^-./\n]+\.arrow")
-_SNAPSHOT: Final = re.compile(r"([0-9]{20})-[^-./\n]+\.arrow")
+_SNAPSHOT: Final = re.compile(r"([0-9]{20})-(floor-)?[^-./\n]+\.arrow")
 
 
 def broker_root(broker: str) -> str:
@@ -69,9 +69,9 @@ def snapshots(root: str) -> str:
     return f"{root}/snapshots"
 
 
-def snapshot(root: str, offset: int, nonce: str) -> str:
-    """File of a snapshot of the state before offset `offset`."""
-    return f"{root}/snapshots/{offset:020d}-{nonce}.arrow"
+def snapshot(root: str, offset: int, nonce: str, *, floor: bool = False) -> str:
+    """File of a snapshot of the state before offset `offset`; `floor`: one that is made for a mark to name."""
+    return f"{root}/snapshots/{offset:020d}-{'floor-' if floor else ''}{nonce}.arrow"
 
 
 def file_number(name: str) -> int | None:
@@ -90,3 +90,9 @@ def snapshot_offset(name: str) -> int | None:
     """The offset of a snapshot file, or None for a foreign name."""
     found = _SNAPSHOT.fullmatch(name)
     return int(found[1]) if found else None
+
+
+def is_floor_snapshot(name: str) -> bool:
+    """Whether a snapshot is one that a mark names, or may be about to name."""
+    found = _SNAPSHOT.fullmatch(name)
+    return found is not None and found[2] is not None
