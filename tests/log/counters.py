@@ -56,7 +56,7 @@ class Arrivals(Fold):
             self.seen[key] = [
                 records.bodies[at].decode(),
                 records.msg_ids[at],
-                sorted(records.properties[at].items()),
+                [list(pair) for pair in sorted(records.properties[at].items())],
                 records.born_ms[at],
                 records.store_ms[at],
             ]
