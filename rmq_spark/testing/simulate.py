@@ -7,8 +7,11 @@ Checked for every seed, over the whole life of the log (expired parts are record
 - every acknowledged message is there exactly once, at the offsets it was given;
 - a batch that was not acknowledged is there as a whole or not at all, and once;
 - log offsets and queue offsets are dense; storeTimestamp never goes backwards; a writer's batches keep their order;
+- every decision was true at the position where it landed, whatever else its commit holds, and its caller was told so;
+  a refusal, or an answer without rows, is not older than what the callers knew before they asked;
 - every row that any reader ever got is the row that stands at that offset (no orphan was read);
-- the chain verifies without damage, and opens to the same state with and without snapshots.
+- the chain verifies without damage, and opens to the same state with and without snapshots; some processes lack some
+  folds, and lose nothing of them.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dataclasses import dataclass, field
 from rmq_spark.errors import (
     ClockSkewError,
     DataExpiredError,
+    InvalidRequestError,
     LostRaceError,
     NotFoundError,
     OutcomeUnknownError,
@@ -32,19 +36,24 @@ from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import AppendResult, CommitLog
 from rmq_spark.log.expire import expire
 from rmq_spark.log.files import LogFiles
+from rmq_spark.log.fold import Fold
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Request, Rule
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import write_row_file
 from rmq_spark.log.scan import Query
 from rmq_spark.log.verify import verify
 from rmq_spark.log.view import LogView
 from rmq_spark.model.settings import LogSettings
+from rmq_spark.rules.lease import TableLeases
 from rmq_spark.storage import paths
+from rmq_spark.testing.sim_decisions import Decisions, SimCounters, Tried
 from rmq_spark.testing.sim_world import DAY_MS, Process, SimClock, SimStorage, World
 
 ROOT, BROKER = "brokers/b", "b"
 COLUMNS = ("commitOffset", "topic", "queueId", "queueOffset", "msgId", "storeTimestamp")
 ROW_FILE_AGE_MS = 5_000
+FOLDS: tuple[type[Fold], ...] = (SimCounters, TableLeases)
 
 Row = tuple[str, int, int, str, int]
 """topic, queue, queue offset, message id, store time."""
@@ -99,6 +108,8 @@ class Simulation:
         )
         self._expires = rng.random() < 0.5
         self._messages = 0
+        self.decisions = Decisions(seed)
+        self._landed = 0
 
     def run(self) -> Counter[str]:
         """Run the seed and check it; return what was injected.
@@ -119,15 +130,24 @@ class Simulation:
         found = Counter(world.injected)
         found["steps"], found["acked batches"] = world.step, self.history.acks
         found["messages"] = len(self.history.rows)
+        found["decisions"] = self._landed
         return found
 
     # -------------------------------------------------------- processes
 
     def _open(self, process: Process) -> CommitLog:
+        """A handle; one in four lacks a fold, as a process of an older version."""
+        rng = self.world.rng
+        folds = rng.choice([FOLDS, FOLDS, FOLDS, rng.choice([(), FOLDS[:1], FOLDS[1:]])])
         while True:
             try:
                 return CommitLog(
-                    SimStorage(self.world), ROOT, BROKER, settings=self.settings, clock=SimClock(self.world)
+                    SimStorage(self.world),
+                    ROOT,
+                    BROKER,
+                    settings=self.settings,
+                    clock=SimClock(self.world),
+                    folds=folds,
                 )
             except UnavailableError:
                 self.world.sleep(0.01)
@@ -140,6 +160,9 @@ class Simulation:
         for _ in range(rng.randint(2, 7)):
             if rng.random() < 0.2:
                 self._try_refresh(log)
+            if rng.random() < 0.4 and not self._decide(log, name):
+                log = self._open(process)
+                unclear.clear()
             batch, rows = self._make(name)
             if rng.random() < 0.15:
                 self._write_files(log, batch, rows)
@@ -162,6 +185,69 @@ class Simulation:
                     break
             else:
                 unclear.append((batch, rows))
+
+    def _decide(self, log: CommitLog, name: str) -> bool:
+        """Make one decision, or several and an append as one group; False if the handle cannot go on."""
+        rng = self.world.rng
+        if rng.random() < 0.5:
+            self.world.sleep(rng.random() / 10)  # others append meanwhile
+        made = [self._make_rule(log, name) for _ in range(rng.choice([1, 1, 3]))]
+        wanted = [one for one in made if one is not None]
+        batch: tuple[Batch, MessageBatch] | None = None
+        if len(made) > 1 and rng.random() < 0.7:
+            batch = self._make(name)
+            batch[0].late = True  # it may land after others of its writer were given up
+        for _attempt in range(rng.choice([1, 2, 4])):
+            again = []
+            for tried, rule, request in self._submit(log, wanted, batch):
+                error = request.error
+                if error is None:
+                    if tried is not None:
+                        self.decisions.answer(tried, request.answer)
+                    elif batch is not None:
+                        self._ack(batch[0], _result_of(request))
+                        batch = None
+                elif isinstance(error, PreconditionFailedError) and tried is not None:
+                    self.decisions.refuse(tried)
+                elif isinstance(error, ClockSkewError):
+                    return False
+                elif not isinstance(error, (OutcomeUnknownError, UnavailableError, LostRaceError)):
+                    raise error
+                elif tried is not None and rule is not None:
+                    again.append((tried, rule))
+            wanted = again
+            if not wanted and batch is None:
+                break
+            self.world.sleep(0.02)
+        return True
+
+    def _submit(
+        self, log: CommitLog, wanted: list[tuple[Tried, Rule[int]]], batch: tuple[Batch, MessageBatch] | None
+    ) -> list[tuple[Tried | None, Rule[int] | None, Request]]:
+        """Commit as the leader of a group does: greenlets share a thread, so they cannot wait for each other."""
+        requests: list[tuple[Tried | None, Rule[int] | None, Request]]
+        requests = [(tried, rule, Request(rule=rule)) for tried, rule in wanted]
+        if batch is not None:
+            requests.insert(self.world.rng.randint(0, len(requests)), (None, None, Request(batch[1])))
+        group = [request for _, _, request in requests]
+        for request in group:
+            request.earlier = log._unclear.get(request.key)  # as `CommitLog._submit` does
+        log._commit_group(group)
+        return requests
+
+    def _make_rule(self, log: CommitLog, name: str) -> tuple[Tried, Rule[int]] | None:
+        rng, folds = self.world.rng, log.view.state.folds
+        kind = rng.choice(["increment", "increment", "read", "lease"])
+        counter = rng.choice("ab")
+        if kind == "lease":
+            return self.decisions.lease(name, rng.choice([5, 200])) if TableLeases.name in folds else None
+        if SimCounters.name not in folds:
+            return None
+        return (
+            self.decisions.increment(counter, limit=rng.choice([3, 1000]))
+            if kind == "increment"
+            else (self.decisions.read(counter))
+        )
 
     def _try_refresh(self, log: CommitLog) -> None:
         """Read on; a failure half-way leaves the handle with what it could not confirm yet."""
@@ -208,6 +294,9 @@ class Simulation:
                     collect(log, orphan_age_ms=ROW_FILE_AGE_MS)
             except (OutcomeUnknownError, UnavailableError, LostRaceError, NotFoundError, DataExpiredError):
                 continue
+            except InvalidRequestError as error:
+                assert error.context["folds"], error
+                self.world.count("expiry refused")
             except ClockSkewError:
                 log = self._open(process)
 
@@ -264,7 +353,7 @@ class Simulation:
             self._record_all()
 
     def _record_all(self) -> CommitLog:
-        log = CommitLog(SimStorage(self.world, calm=True), ROOT, BROKER, clock=SimClock(self.world))
+        log = CommitLog(SimStorage(self.world, calm=True), ROOT, BROKER, clock=SimClock(self.world), folds=FOLDS)
         for batch in log.scan(Query(columns=COLUMNS)):
             self._observe(batch)
         return log
@@ -279,12 +368,15 @@ class Simulation:
         assert sorted(rows) == list(range(end)), f"seed {seed}: log offsets are not dense up to {end}"
         self._check_rows()
         self._check_batches()
+        self._landed = self.decisions.check((rows[at][0], rows[at][3], rows[at][4]) for at in sorted(rows))
         storage = SimStorage(self.world, calm=True)
-        report = verify(storage, ROOT, BROKER)
+        report = verify(storage, ROOT, BROKER, folds=FOLDS)
         assert report.ok, f"seed {seed}: {[f for f in report.findings if f.damage]}"
+        named = {snapshot.name for snapshot in log.view.mark.snapshots}
         for info in list(storage.list(paths.snapshots(ROOT))):
-            storage.delete(f"{paths.snapshots(ROOT)}/{info.name}")
-        fresh = LogView(LogFiles(storage, ROOT), BROKER)
+            if info.name not in named:
+                storage.delete(f"{paths.snapshots(ROOT)}/{info.name}")
+        fresh = LogView(LogFiles(storage, ROOT), BROKER, FOLDS)
         fresh.load()
         assert fresh.state.dump() == log.view.state.dump(), f"seed {seed}: a snapshot's state differs from the fold"
 
@@ -325,6 +417,12 @@ class Simulation:
             least = min(offset for _, offset in batch.acked)
             assert least > last.get(batch.writer, -1), f"seed {seed}: order of {batch.writer} is not kept"
             last[batch.writer] = max(offset for _, offset in batch.acked)
+
+
+def _result_of(request: Request) -> AppendResult:
+    attempt = request.attempt
+    assert attempt is not None
+    return AppendResult(attempt.store_ms, request.repeated, attempt.offsets, request.first_row, request.rows)
 
 
 def main() -> int:
