@@ -302,7 +302,7 @@ class Appender:
                 if not before or self._clock.elapsed_ns() > deadline:
                     raise
             except BaseException as error:
-                if isinstance(error, RmqError) or not encoded.made:
+                if isinstance(error, RmqError) or not encoded.complete:
                     attempt.unclear = before  # the storage says no, or was never given a whole file
                 raise
             else:
@@ -398,7 +398,7 @@ class Appender:
         }
         if app is not None:
             place["app"] = list(app)
-        return Encoded(attempt.rows.blocks, lambda: {**attempt.rows.doc(), **place})
+        return Encoded(attempt.rows.blocks, {**attempt.rows.doc, **place})
 
     def _settle_predecessors(self, state: LogState) -> bool:
         """Make `async` commits before this one durable; False: they were rolled meanwhile, the view is fresh again."""

@@ -37,8 +37,7 @@ from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.flusher import Periodic
 from rmq_spark.log.folds import check_record
 from rmq_spark.log.group_commit import GroupCommit, Request
-from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.permute import BODY
+from rmq_spark.log.message_batch import BODY, MessageBatch
 from rmq_spark.log.recover import strays
 from rmq_spark.log.rows import RowFile, prepare, prepare_references
 from rmq_spark.log.snapshot import write_snapshot

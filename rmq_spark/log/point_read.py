@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log import schema
+from rmq_spark.log.arrow_columns import integers, repeated
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
-from rmq_spark.log.permute import integers, repeated
 from rmq_spark.log.scan_plan import Source, segment_source
 from rmq_spark.log.state import fingerprint
 from rmq_spark.storage import paths

@@ -28,8 +28,8 @@ from rmq_spark.log import file_encoder, scan, schema
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.marks import Mark, SegmentRef, newest_mark, write_mark
-from rmq_spark.log.message_batch import sort_into_runs
 from rmq_spark.log.rows import cut, describe
+from rmq_spark.log.run_index import sort_into_runs
 from rmq_spark.log.snapshot import pack_state
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView

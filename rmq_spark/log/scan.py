@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError, NotFoundError
 from rmq_spark.log import bloom, schema
+from rmq_spark.log.arrow_columns import integers, repeated
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.marks import Mark
-from rmq_spark.log.permute import integers, repeated
 from rmq_spark.log.scan_plan import Log, Plan, Query, ScanStats, Source, plan, segment_source
 from rmq_spark.log.state import fingerprint
 from rmq_spark.storage import paths

@@ -16,7 +16,8 @@ from typing import Final
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
-from rmq_spark.log import file_encoder, file_format
+from rmq_spark.log import file_encoder, file_layout
+from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.queues import Queues
@@ -48,7 +49,7 @@ def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str) -> 
     payloads = state.dump()
     batch = pa.RecordBatch.from_arrays(
         [pa.array(list(payloads), pa.string()), pa.array(list(payloads.values()), pa.binary())],
-        schema=file_format.SNAPSHOT_SCHEMA,
+        schema=file_layout.SNAPSHOT_SCHEMA,
     )
     firsts = state.commits.firsts
     doc = {
@@ -121,7 +122,7 @@ def _sorted(payload: bytes) -> bytes:
     return json.dumps(json.loads(payload), sort_keys=True).encode()
 
 
-def read_state(storage: Storage, meta: file_format.FileMeta) -> LogState:
+def read_state(storage: Storage, meta: FileMeta) -> LogState:
     """The state in a snapshot file, check-sums verified."""
     payloads: dict[str, bytes] = {}
     blocks = range(len(meta.places.rows))

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 from rmq_spark.client.compression import decompress
 from rmq_spark.errors import CorruptDataError, InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.permute import offsets_of
+from rmq_spark.log.arrow_columns import offsets_of
 
 READ_SCHEMA: Final = StructType(
     [

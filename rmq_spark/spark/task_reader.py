@@ -22,7 +22,6 @@ from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import MetaCache
 from rmq_spark.log.view import LogView
-from rmq_spark.spark.collector import spare_imports
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task
 from rmq_spark.spark.schema import Shape, join_small
@@ -86,7 +85,6 @@ def read_task(
         DataExpiredError: retention deleted some of them meanwhile, and `failOnDataLoss` is true.
         CorruptDataError: a file is damaged.
     """
-    spare_imports()
     files = LogFiles(_storage(options.store, tuple(sorted(options.storage_options.items()))), task.broker)
     stats = scan.ScanStats()
     query = _query(options, shape, task, from_ms, to_ms)

@@ -1,10 +1,10 @@
-"""The IPC message of a few messages that came as Python values, written without pyarrow.
+"""Encodes a small batch of Python rows as an Arrow IPC message, without pyarrow.
 
-A commit of one message is the most common commit there is, and converting it to Arrow arrays and serialising those
-costs more than all of its system calls. A record batch message is a header (a flatbuffer that lists lengths and places
-of buffers) and the buffers themselves. The header of every batch of a schema has the same shape, so it is taken from
-one that pyarrow made, and the numbers in it are replaced. The tests read such messages back with pyarrow and polars
-and compare them with what pyarrow would have written.
+Most commits hold one message, and converting that to Arrow arrays and serialising them costs more than all system
+calls of the commit. A record batch message is a header (a flatbuffer that lists offsets and lengths of buffers) and
+the buffers. The headers of all batches of a schema have the same shape: one that pyarrow wrote serves as the template,
+and only the numbers in it are replaced. Tests read such messages with pyarrow and polars and compare them with
+pyarrow's own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_spark.log import schema
-
-Row = tuple[Any, ...]
+from rmq_spark.log.schema import Row
 
 _TWO_OFFSETS: Final = struct.Struct("<2i")
 _NUMBER: Final = struct.Struct("<q")
@@ -249,4 +248,4 @@ def _kind(type_: pa.DataType) -> str:
 
 
 _KINDS: Final = tuple(_kind(field.type) for field in schema.ROWS)
-"""How each column is written: text, bytes, map, or the struct code of its integers."""
+"""How each column is encoded: text, bytes, map, or the struct code of its integers."""
