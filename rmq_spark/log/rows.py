@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import groupby, pairwise
@@ -121,18 +121,22 @@ def _reordered_blocks(
 
 
 def _in_background(tasks: Sequence[Callable[[], Part]]) -> list[Callable[[], Part]]:
-    """Start the tasks, one after the other, in a worker thread; each returned function waits for its result.
+    """Start the tasks in a worker thread, one after the other. Each returned function waits for its result.
 
-    The thread ends with the last task. Starting one takes a thousandth of what these tasks take, and a forked child
-    inherits no pool whose thread is gone.
+    A caller that needs a result before the worker has begun with it runs the task itself: always the first one. The
+    thread ends with the last task; starting one takes a hundredth of what these tasks take.
     """
     pool = ThreadPoolExecutor(1, "rmq-reorder")
     try:
-        futures = [pool.submit(task) for task in tasks]
-    except RuntimeError:  # the interpreter is exiting, or the system starts no more threads: the caller runs them
+        futures = [pool.submit(task) for task in tasks[1:]]
+    except RuntimeError:  # the interpreter is exiting, or the system starts no more threads
         return [cache(task) for task in tasks]
     pool.shutdown(wait=False)
-    return [future.result for future in futures]
+
+    def result(task: Callable[[], Part], future: Future[Part]) -> Part:
+        return task() if future.cancel() else future.result()
+
+    return [cache(tasks[0]), *(cache(partial(result, *pair)) for pair in zip(tasks[1:], futures, strict=True))]
 
 
 def _reordered_part(kind: str, source: RowReorderer, order: I64, edges: list[int]) -> Part:

@@ -22,12 +22,19 @@ NEXT_ROWS = schema.ROWS.append(REGION)
 VERSION_2 = {**file_layout.SCHEMAS[1], "commit": NEXT_ROWS, "rows": NEXT_ROWS, "segment": schema.SEGMENT.append(REGION)}
 
 
+CACHED = (file_layout.schema_message, file_layout.head, file_layout.column_places, file_layout._template)
+
+
 @pytest.fixture
-def version_2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(file_layout.SCHEMAS, 2, VERSION_2)
-    monkeypatch.setattr(file_layout, "VERSION", 2)
-    yield
-    for cached in (file_layout.schema_message, file_layout.head, file_layout.column_places, file_layout._template):
+def version_2() -> Iterator[pytest.MonkeyPatch]:
+    """Version 2 is known and written; undone by `undo`, or at the end."""
+    for cached in CACHED:
+        cached.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(file_layout.SCHEMAS, 2, VERSION_2)
+        patch.setattr(file_layout, "VERSION", 2)
+        yield patch
+    for cached in CACHED:
         cached.cache_clear()
 
 
@@ -88,11 +95,9 @@ def test_a_column_that_no_version_has_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 400])
-def test_a_reader_of_an_older_version_refuses_by_the_version(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setitem(file_layout.SCHEMAS, 2, VERSION_2)
-        patch.setattr(file_layout, "VERSION", 2)
-        data = new_file(count)
+def test_a_reader_of_an_older_version_refuses_by_the_version(count: int, version_2: pytest.MonkeyPatch) -> None:
+    data = new_file(count)
+    version_2.undo()
     with pytest.raises(UnsupportedVersionError, match="upgrade rmq-spark"):
         parse("new", data, len(data))
 

@@ -228,18 +228,37 @@ def test_a_part_that_cannot_be_made_leaves_nothing(
     assert report.ok and report.messages == COUNT
 
 
-def test_parts_are_made_by_a_worker_that_ends_with_the_last_part() -> None:
+def test_a_worker_makes_the_parts_in_order_and_ends_with_the_last() -> None:
     threads: list[threading.Thread] = []
+    done = threading.Event()
 
     def task(number: int) -> Any:
         threads.append(threading.current_thread())
+        if number == 3:
+            done.set()
         return number
 
-    results = prepared._in_background([partial(task, number) for number in range(3)])
-    assert [result() for result in results] == [0, 1, 2]
-    assert len(set(threads)) == 1 and threads[0] is not threading.current_thread()
-    threads[0].join(10)
-    assert not threads[0].is_alive()
+    results = prepared._in_background([partial(task, number) for number in range(4)])
+    assert done.wait(10)
+    assert [result() for result in results] == [0, 1, 2, 3]
+    worker, caller = threads[0], threads[3]
+    assert threads == [worker, worker, worker, caller] and caller is threading.current_thread() is not worker
+    worker.join(10)
+    assert not worker.is_alive()
+
+
+def test_a_part_that_the_worker_has_not_begun_is_made_by_the_caller() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        begun.set()
+        assert go_on.wait(10)
+
+    results = prepared._in_background([lambda: None, slow, threading.current_thread])  # type: ignore[list-item, return-value]
+    assert begun.wait(10)
+    assert results[2]() is threading.current_thread()  # type: ignore[comparison-overlap]
+    go_on.set()
+    results[1]()
 
 
 def test_the_caller_makes_the_parts_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
