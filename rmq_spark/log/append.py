@@ -352,7 +352,7 @@ class Appender:
         }
         if apps := [list(request.app) for request in mine if request.app is not None]:
             place["apps"] = apps
-        encoded = Encoded(rows.blocks, lambda: {**rows.doc(), **place})
+        encoded = Encoded(rows.blocks, {**rows.doc, **place})
         offsets = Offsets(rows, state.offset, bases)
         attempt = Attempt(self._seq, state.offset, state.now_ms, encoded, rows.runs, bases, offsets)
         self._pending.append(attempt)
@@ -409,7 +409,7 @@ class Appender:
                 if self._clock.elapsed_ns() > deadline:
                     raise
             except BaseException as error:
-                if before is Outcome.PLANNED and (isinstance(error, RmqError) or not attempt.encoded.made):
+                if before is Outcome.PLANNED and (isinstance(error, RmqError) or not attempt.encoded.complete):
                     attempt.become(Outcome.LOST)  # the storage says no, or was never given a whole file
                 raise
             else:

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from rmq_spark.errors import OutcomeUnknownError
 from rmq_spark.log.file_encoder import Encoded
-from rmq_spark.log.message_batch import MessageBatch, Runs
+from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import PreparedRows, RowFile, queue_offsets
+from rmq_spark.log.run_index import Runs
 from rmq_spark.log.state import LogState
 
 I64 = npt.NDArray[np.int64]

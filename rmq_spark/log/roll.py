@@ -28,8 +28,8 @@ from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, In
 from rmq_spark.log import file_encoder, scan, schema
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, newest_mark, write_mark
-from rmq_spark.log.message_batch import sort_into_runs
 from rmq_spark.log.rows import cut, describe
+from rmq_spark.log.run_index import sort_into_runs
 from rmq_spark.log.snapshot import write_snapshot
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths

@@ -17,7 +17,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
-from rmq_spark.log import file_encoder, file_format
+from rmq_spark.log import file_encoder, file_layout
+from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.fold import Fold
 from rmq_spark.log.legacy_state import unpack_state
@@ -54,7 +55,7 @@ def write_snapshot(
     payloads = state.dump()
     batch = pa.RecordBatch.from_arrays(
         [pa.array(list(payloads), pa.string()), pa.array(list(payloads.values()), pa.binary())],
-        schema=file_format.SNAPSHOT_SCHEMA,
+        schema=file_layout.SNAPSHOT_SCHEMA,
     )
     firsts = state.commits.firsts
     doc = {
@@ -220,7 +221,7 @@ def _sorted(payload: bytes) -> bytes:
     return json.dumps(json.loads(payload), sort_keys=True).encode()
 
 
-def read_payloads(storage: Storage, meta: file_format.FileMeta) -> dict[str, bytes]:
+def read_payloads(storage: Storage, meta: FileMeta) -> dict[str, bytes]:
     """The payloads in a snapshot file by name, check-sums verified."""
     payloads: dict[str, bytes] = {}
     blocks = range(len(meta.places.rows))

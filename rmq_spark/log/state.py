@@ -23,8 +23,9 @@ from rmq_spark.log.core_folds import CORE_FOLDS, FoldList, RowFiles, SinkBatches
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.fold import UNREADABLE, Fold, Records, describe, unreadable
 from rmq_spark.log.marks import GENESIS
-from rmq_spark.log.message_batch import MessageBatch, Row
+from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.queues import Queues
+from rmq_spark.log.schema import Row
 from rmq_spark.log.tail_index import TailIndex
 from rmq_spark.log.undo import Journal
 from rmq_spark.model import names

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError, RmqError, UnsupportedVersionError
-from rmq_spark.log import file_format
 from rmq_spark.log.file_format import FileMeta, check_whole
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.fold import Fold
@@ -397,7 +396,7 @@ class _Verifier:
 
     def _rows(self, meta: FileMeta, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Every block with its check-sums, then only the columns that are asked for."""
-        names = file_format.SCHEMAS[meta.kind].names
+        names = meta.schema.names
         total = 0
         for _, batch in FileReader(self._storage, meta).read_blocks(range(len(meta.places.rows)), names):
             total += batch.num_rows

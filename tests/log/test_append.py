@@ -940,10 +940,9 @@ import sys, threading, time
 import pyarrow as pa
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.second_thread import MANY_ROWS
 from rmq_spark.storage.local import LocalStorage
 
-count = 10 * MANY_ROWS
+count = 50_000
 table = pa.table({
     "topic": ["t"] * count, "queueId": pa.array([number % 2 for number in range(count)], pa.int32()),
     "msgId": [f"{number:032X}" for number in range(count)], "body": [b"x"] * count,
