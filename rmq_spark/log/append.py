@@ -12,16 +12,15 @@ whichever try lands, it lands once. Overtaken in 5: the folded state says whethe
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import (
-    ClockSkewError,
     ExistsError,
     FencedError,
+    InvalidRequestError,
     LostRaceError,
     NotFoundError,
     OutcomeUnknownError,
@@ -29,23 +28,24 @@ from rmq_spark.errors import (
     RmqError,
     UnavailableError,
 )
+from rmq_spark.log.announce import LANDABLE_MS, Announcement, Helped, announce, helped_batches, is_offerable
 from rmq_spark.log.core_folds import CORE_FOLDS, FoldList, RowFiles, SinkBatches
 from rmq_spark.log.disk_gauge import DiskGauge
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import FileMeta, pack
+from rmq_spark.log.json_text import json_text
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.request import Attempt, Decision, Offsets, Outcome, Request
+from rmq_spark.log.pace import Pace
+from rmq_spark.log.request import Attempt, Decision, Landed, Offsets, Outcome, Request
 from rmq_spark.log.rows import PreparedRows, prepare, prepare_references
-from rmq_spark.log.state import WRITER_TTL_MS, LogState
+from rmq_spark.log.schema import Row
+from rmq_spark.log.state import WRITER_TTL_MS, HelpedRows, LogState
 from rmq_spark.log.view import Landing, LogView
 from rmq_spark.model.settings import Flush, LogSettings
 from rmq_spark.storage import paths
 
 TURN_SECONDS = 0.05
 TRIES_A_TURN = 8
-CONSECUTIVE_WINS = 16
-BUSY_GAP_NS = 2_000_000_000
-RIVALS_REMEMBERED = 64
 
 _CORE_NAMES: Final = frozenset(fold.name for fold in CORE_FOLDS)
 
@@ -59,6 +59,7 @@ class Appender:
         self._clock = clock
         self._handle = clock.token()
         self._writer = writer or self._handle
+        self._place = paths.commitlog(view.root)
         last = view.state.last_append(self._writer)
         self._epoch = 0 if writer is None else (last.epoch + 1 if last else 1)
         self._seq = 0
@@ -67,12 +68,12 @@ class Appender:
         """Attempts whose outcome is not known yet."""
         self._prepared: tuple[list[MessageBatch], PreparedRows] | None = None
         """What was prepared last, and from which batches: a lost race does not repeat it."""
-        self._pace = (clock.now_ms(), clock.elapsed_ns())
+        self._pace = Pace(clock, settings.clock_ahead_max_ms)
         self._gauge = DiskGauge(view.storage, settings.disk_full_ratio, clock)
-        self._wins = 0
-        self._last_win = 0
-        self._rivals = RIVALS_REMEMBERED
-        """Above zero while others were seen to append lately: only then is it worth a look before a write."""
+        self._has_turns = False
+        """Whether the storage has a turn to wait for; known once it was had."""
+        self._offered: Announcement | None = None
+        """What others may land for this handle meanwhile."""
         view.on_commit = self._settle_from_walk
         view.on_load = self._settle_after_reload
 
@@ -93,34 +94,115 @@ class Appender:
         self._gauge.check(sum([request.weight[1] for request in todo]))
         if todo[0].files:
             self._prepared = ([], prepare_references(self._view.storage, self._view.root, todo[0].files))
-        deadline = self._deadline()
+        try:
+            self._race(todo, self._deadline())
+        finally:
+            if self._offered is not None:
+                self._withdraw()
+
+    def _race(self, todo: Sequence[Request], deadline: int) -> None:
+        """Try slot after slot until the requests are answered, by this handle or by one that helps it."""
         losses = 0
+        may_offer = is_offerable(todo)
         while True:
-            with self._view.storage.turn(paths.commitlog(self._view.root), TURN_SECONDS) as held:
+            # Who finds the turn taken offers its rows to whoever has it, and then waits.
+            offers = may_offer and self._pace.has_rivals and (self._has_turns or losses > 0)
+            with self._view.storage.turn(self._place, 0.0 if offers and not losses else TURN_SECONDS) as held:
+                self._has_turns = self._has_turns or held
+                if offers and not held:
+                    self._offer(todo)
+                    may_offer = False
+                    if self._has_turns:
+                        continue
                 for _ in range(TRIES_A_TURN if held else 1):
-                    if not self._view.trusted:
+                    if not self._view.trusted or self._offered is not None:
                         # A commit on a state that was not confirmed could name an orphan as its predecessor.
                         self._view.refresh()
+                    if self._was_helped(todo):
+                        return
                     if losses and self._clock.elapsed_ns() > deadline:
-                        raise LostRaceError(
-                            "other writers took every slot until the deadline; nothing was written",
-                            attempts=losses,
-                            timeout_ms=self._settings.append_timeout_ms,
-                        )
-                    state = self._view.state
-                    if held and self._rivals and self._view.storage.exists(paths.commit(self._view.root, state.offset)):
-                        self._rivals = RIVALS_REMEMBERED
-                        self._view.refresh()  # somebody appended while we waited: do not write in vain
+                        self._give_up(losses)
+                    if held and self._pace.has_rivals and self._slot_is_taken():
                         continue
                     if self._try(todo, deadline):
-                        break
+                        self._pace.yield_to_rivals(held, losses)
+                        return
                     losses += 1
-                    self._rivals = RIVALS_REMEMBERED
-                else:
-                    continue
-            self._rivals = max(0, self._rivals - 1)
-            self._yield_to_rivals(held, losses)
-            return
+                    self._pace.note_rival()
+
+    def _slot_is_taken(self) -> bool:
+        """Whether somebody appended while we waited: then the view is fresh again, and nothing was written in vain."""
+        if not self._view.storage.exists(paths.commit(self._view.root, self._view.state.offset)):
+            return False
+        self._pace.note_rival()
+        self._view.refresh()
+        return True
+
+    def _give_up(self, losses: int) -> NoReturn:
+        offered = self._offered
+        if offered is not None and self._view.state.store_ms - offered.announced_ms < LANDABLE_MS:
+            raise OutcomeUnknownError("others may still land it; append the same batch again", attempts=losses)
+        raise LostRaceError(
+            "other writers took every slot until the deadline; nothing was written",
+            attempts=losses,
+            timeout_ms=self._settings.append_timeout_ms,
+        )
+
+    # ------------------------------------------------------------ help
+
+    def _offer(self, todo: Sequence[Request]) -> None:
+        """Let whoever has the turn land the rows of this group."""
+        batches = [request.batch for request in todo if request.batch is not None]
+        at = 0
+        for request in todo:
+            request.first_row, request.rows = at, request.weight[0]
+            at += request.rows
+        now_ms = self._pace.stamp(self._view.state.store_ms)
+        storage, root = self._view.storage, self._view.root
+        self._offered = announce(storage, root, MessageBatch.merge(batches), token=self._clock.token(), now_ms=now_ms)
+
+    def _was_helped(self, todo: Sequence[Request]) -> bool:
+        """Whether another writer has landed what this one offers."""
+        offered = self._offered
+        if offered is None:
+            return False
+        if offered.landed is None:
+            known = self._view.state.helped.get(offered.token)
+            if known is None:
+                return False
+            offered.landed = self._landed_at(offered, known)
+        landed = offered.landed
+        self._secure_up_to(landed.slot)
+        for request in todo:
+            request.landed, request.settled = landed, True
+        return True
+
+    def _landed_at(self, offered: Announcement, known: HelpedRows) -> Landed:
+        commits = self._view.state.commits
+        number = commits.number_of(known.slot)
+        meta = None
+        if number < len(commits.firsts) and commits.firsts[number] == known.slot:
+            with suppress(NotFoundError):
+                [meta] = self._view.files.commits([(known.slot, commits.prints[number])])
+        return offered.landed_in(known, meta)
+
+    def _withdraw(self) -> None:
+        offered, self._offered = self._offered, None
+        if offered is not None:
+            with suppress(RmqError):  # a file that stays is too old soon, or its token is known
+                self._view.storage.delete(offered.path)
+
+    def _helped(self, state: LogState) -> list[Helped]:
+        """What others have offered: it lands with the own rows."""
+        if not self._pace.has_rivals:
+            return []
+        own = self._offered.token if self._offered is not None else ""
+        helped = []
+        for each in helped_batches(self._view.storage, self._view.root, {*state.helped, own}, state.now_ms):
+            with suppress(InvalidRequestError):  # its owner is told when it lands its rows itself
+                state.admit(each.batch)
+                helped.append(each)
+        return helped
 
     def _is_known(self, request: Request) -> bool:
         """Whether the same request came before, and is known to have landed, or cannot be known."""
@@ -150,6 +232,7 @@ class Appender:
             request.attempt = None
             return False
         self._secure(attempt)
+        request.landed = attempt.landed
         request.repeated, request.settled = not written_now, True
         return True
 
@@ -177,17 +260,18 @@ class Appender:
         """One attempt at the current end. False: lost, or overtaken; the view is fresh again."""
         state = self._view.state
         self._refuse_fenced(state)
-        state.open_trial(self._stamp(state))
+        state.open_trial(self._pace.stamp(state.store_ms))
         attempt: Attempt | None = None
         certain: Sequence[Request] = ()
         try:
             certain = self._ask(state, todo)
-            rows = self._prepare(state, todo)
+            helped = [] if todo[0].files else self._helped(state)
+            rows = self._prepare(state, todo, helped)
             if rows is None:
                 state.undo_trial()
                 self._finish(todo)
                 return True
-            attempt = self._plan(state, rows, todo)
+            attempt = self._plan(state, rows, todo, helped)
             if self._settings.flush is Flush.SYNC and not self._settle_predecessors(state):
                 attempt.become(Outcome.LOST)
                 return False
@@ -232,6 +316,8 @@ class Appender:
     def _finish(self, todo: Sequence[Request]) -> None:
         for request in todo:
             if request.error is None:
+                if request.attempt is not None:
+                    request.landed = request.attempt.landed
                 request.settled = True
 
     # ------------------------------------------------------------ step 1: asking
@@ -273,18 +359,19 @@ class Appender:
 
     def _decided_rows(self, state: LogState, decision: Decision[object]) -> MessageBatch | None:
         rows = [decision.rows] if decision.rows is not None else []
-        rows += [self._record(state, topic, value) for topic, value in decision.records]
+        if decision.records:
+            rows.append(self._record_rows(state, decision.records))
         return MessageBatch.merge(rows) if rows else None
 
-    def _record(self, state: LogState, topic: str, value: object) -> MessageBatch:
-        self._records += 1
-        return MessageBatch.of(
-            topic=topic,
-            queue_id=0,
-            msg_id=f"{self._handle[:20]}{self._records:012x}".upper(),
-            body=json.dumps(value, separators=(",", ":")).encode(),
-            born_timestamp_ms=state.now_ms,
-        )
+    def _record_rows(self, state: LogState, records: Sequence[tuple[str, Mapping[str, Any]]]) -> MessageBatch:
+        """State messages; `LogState.admit` checks them by folding them."""
+        prefix, now_ms = self._handle[:20].upper(), state.now_ms
+        rows: list[Row] = []
+        for topic, value in records:
+            self._records += 1
+            msg_id, body = f"{prefix}{self._records:012X}", json_text(dict(value))
+            rows.append((topic, 0, msg_id, None, None, body, 0, 0, now_ms, None, 0, []))
+        return MessageBatch(rows)
 
     def _check_files(self, known: RowFiles, files: Sequence[str]) -> None:
         if claimed := sorted(known.claimed.keys() & set(files)):
@@ -301,7 +388,7 @@ class Appender:
 
     # ------------------------------------------------------------ step 2: preparing
 
-    def _prepare(self, state: LogState, todo: Sequence[Request]) -> PreparedRows | None:
+    def _prepare(self, state: LogState, todo: Sequence[Request], helped: Sequence[Helped]) -> PreparedRows | None:
         """The rows of all who are admitted; None if there is nothing to append."""
         head = todo[0]
         if head.files:
@@ -315,6 +402,7 @@ class Appender:
                 batches.append(request.admitted)
         if not batches:
             return None
+        batches += [each.batch for each in helped]
         if new := self._new_folds(state):
             state.admit(new)
             batches.append(new)
@@ -331,10 +419,11 @@ class Appender:
         if not new:
             return None
         topic = FoldList.topics[0]
-        values = [{"fold": name, "topics": list(state.folds[name].topics)} for name in new]
-        return MessageBatch.merge([self._record(state, topic, value) for value in values])
+        return self._record_rows(
+            state, [(topic, {"fold": name, "topics": list(state.folds[name].topics)}) for name in new]
+        )
 
-    def _plan(self, state: LogState, rows: PreparedRows, todo: Sequence[Request]) -> Attempt:
+    def _plan(self, state: LogState, rows: PreparedRows, todo: Sequence[Request], helped: Sequence[Helped]) -> Attempt:
         self._seq += 1
         mine = [request for request in todo if request.admitted is not None or request.files]
         bases = state.queues.number(rows.runs, rows.parts)
@@ -352,13 +441,33 @@ class Appender:
         }
         if apps := [list(request.app) for request in mine if request.app is not None]:
             place["apps"] = apps
-        encoded = Encoded(rows.blocks, {**rows.doc, **place})
         offsets = Offsets(rows, state.offset, bases)
+        if named := self._named_help(offsets, state.offset, mine, helped):
+            place["helped"] = named
+        encoded = Encoded(rows.blocks, {**rows.doc, **place})
         attempt = Attempt(self._seq, state.offset, state.now_ms, encoded, rows.runs, bases, offsets)
         self._pending.append(attempt)
         for request in mine:
             request.attempt = attempt
         return attempt
+
+    def _named_help(
+        self, offsets: Offsets, slot: int, mine: Sequence[Request], helped: Sequence[Helped]
+    ) -> list[list[object]]:
+        """The announcements that a commit lands, the own one among them: token, time, and the row of each message."""
+        named: list[list[object]] = []
+        at = sum([request.rows for request in mine])
+        if self._offered is not None:
+            order = self._offered.order
+            rows = [int(offset) - slot for offset in offsets.commit[:at]]
+            named.append(
+                [self._offered.token, self._offered.announced_ms, [rows[row] for row in order] if order else rows]
+            )
+        for each in helped:
+            rows = [int(offset) - slot for offset in offsets.commit[at : at + each.batch.num_rows]]
+            named.append([each.token, each.announced_ms, rows])
+            at += each.batch.num_rows
+        return named
 
     # ------------------------------------------------------------ steps 3 to 5
 
@@ -451,6 +560,15 @@ class Appender:
             with suppress(NotFoundError):  # rolled since, into a durable segment
                 self._view.storage.sync([paths.commit(self._view.root, attempt.slot)])
 
+    def _secure_up_to(self, slot: int) -> None:
+        """What another handle has landed for us may be `async`: make it durable, if we have to."""
+        state = self._view.state
+        if self._settings.flush is Flush.SYNC and state.durable <= slot:
+            firsts = [first for first in state.commits.from_offset(state.durable) if state.durable <= first <= slot]
+            for first in firsts:
+                with suppress(NotFoundError):  # rolled since, into a durable segment
+                    self._view.storage.sync([paths.commit(self._view.root, first)])
+
     # ------------------------------------------------------------ outcomes
 
     def _settle_from_walk(self, landing: Landing) -> None:
@@ -500,30 +618,3 @@ class Appender:
                 epoch=self._epoch,
                 current_epoch=last.epoch,
             )
-
-    def _stamp(self, state: LogState) -> int:
-        """StoreTimestamp = max(previous, now), unless the clock has run away."""
-        now, elapsed = self._clock.now_ms(), self._clock.elapsed_ns()
-        expected = self._pace[0] + (elapsed - self._pace[1]) // 1_000_000
-        if now - expected > self._settings.clock_ahead_max_ms:
-            raise ClockSkewError(
-                "the clock jumped ahead; correct it, or open a new handle if it is right now",
-                clock_ms=now,
-                expected_ms=expected,
-                limit_ms=self._settings.clock_ahead_max_ms,
-            )
-        return max(state.store_ms, now)
-
-    def _yield_to_rivals(self, held: bool, losses: int) -> None:
-        """A writer that keeps winning pauses so that losers don't starve: they must re-read before each try.
-
-        A pause of one and a half commits every sixteen, only without a turn to wait for, and only while nobody else got
-        a slot in between.
-        """
-        now = self._clock.elapsed_ns()
-        gap, self._last_win = now - self._last_win, now
-        # A handle that idles between appends leaves room by itself.
-        self._wins = 1 if losses or held or gap > BUSY_GAP_NS else self._wins + 1
-        if self._wins >= CONSECUTIVE_WINS:
-            self._wins = 0
-            self._clock.sleep(1.5 * gap / 1e9)

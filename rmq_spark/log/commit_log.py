@@ -39,7 +39,7 @@ from rmq_spark.log.follower import Follower
 from rmq_spark.log.group_commit import GroupCommit
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.recover import strays
-from rmq_spark.log.request import Offsets, Outcome, Request, Rule
+from rmq_spark.log.request import KnownOffsets, Offsets, Outcome, Request, Rule
 from rmq_spark.log.rows import RowFile
 from rmq_spark.log.snapshot import write_snapshot
 from rmq_spark.log.view import LogView
@@ -65,7 +65,7 @@ class AppendResult:
     """storeTimestamp of all messages; None with `buffered`, where the commit is still to come."""
     repeated: bool = False
     """True when the same append had landed before and nothing was written now."""
-    offsets: Offsets | None = None
+    offsets: Offsets | KnownOffsets | None = None
     """Those of the whole commit, which other callers may share; None when they are not known."""
     first_row: int = 0
     rows: int = 0
@@ -382,15 +382,15 @@ class CommitLog:
             self._unclear.popitem(last=False)
 
     def _after(self, group: Sequence[Request]) -> None:
-        landed = [request.attempt for request in group if request.settled and request.attempt is not None]
+        landed = [request.landed for request in group if request.settled and request.landed is not None]
         if landed:
-            attempt = landed[-1]
-            if len(group) > 1:
-                _ = attempt.offsets.queue, attempt.offsets.commit  # worked out once, not by every caller that wakes
+            offsets = landed[-1].offsets
+            if len(group) > 1 and offsets is not None:
+                _ = offsets.queue, offsets.commit  # worked out once, not by every caller that wakes
             if self.settings.flush is not Flush.SYNC:
                 if self._flusher is None:
                     self._flusher = Periodic("rmq-flush", self._flush_files, self.settings.flush_interval_ms / 1000)
-                self._unflushed.append(paths.commit(self.root, attempt.slot))
+                self._unflushed.append(paths.commit(self.root, landed[-1].slot))
                 self._flusher.poke()
         if self._follower is not None:
             self._follower.note_end(self._view.state.offset)
@@ -472,7 +472,7 @@ def _result(request: Request) -> AppendResult | None:
     """What the caller of a request that ended well is told; None if it did not."""
     if not request.settled:
         return None
-    attempt = request.attempt
-    if attempt is None:
+    landed = request.landed
+    if landed is None:
         return AppendResult(None, request.repeated)
-    return AppendResult(attempt.store_ms, request.repeated, attempt.offsets, request.first_row, request.rows)
+    return AppendResult(landed.store_ms, request.repeated, landed.offsets, request.first_row, request.rows)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,23 @@ class Offsets:
         return given
 
 
+class Landed(NamedTuple):
+    """Where rows are in the log."""
+
+    slot: int
+    """Log offset of the commit's first row."""
+    store_ms: int
+    offsets: Offsets | KnownOffsets | None
+    """What each row was given; None when it is not known."""
+
+
+class KnownOffsets(NamedTuple):
+    """As `Offsets`, of rows that another handle has landed."""
+
+    queue: I64
+    commit: I64
+
+
 @dataclass(eq=False)
 class Attempt:
     """One commit at one slot: its bytes never change, so whichever try of it lands, it lands once."""
@@ -104,6 +121,11 @@ class Attempt:
     """Queue offset of each run's first row."""
     offsets: Offsets
     outcome: Outcome = Outcome.PLANNED
+
+    @property
+    def landed(self) -> Landed:
+        """Where its rows are, if it has landed."""
+        return Landed(self.slot, self.store_ms, self.offsets)
 
     @property
     def has_landed(self) -> bool:
@@ -141,6 +163,8 @@ class Request:
     answer: Any = None
     attempt: Attempt | None = None
     """The attempt that landed it, or may have."""
+    landed: Landed | None = None
+    """Where its rows are."""
     settled: bool = False
     """Whether it ended well: it landed, or needed nothing to be appended."""
     repeated: bool = False

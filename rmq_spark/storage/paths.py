@@ -64,6 +64,11 @@ def data_file(root: str, name: str) -> str:
     return f"{root}/data/{name}"
 
 
+def announced(root: str) -> str:
+    """Directory of what waiting writers offer to whoever has the turn."""
+    return f"{root}/announced"
+
+
 def snapshots(root: str) -> str:
     """Directory of the snapshots of the folded state."""
     return f"{root}/snapshots"
