@@ -200,6 +200,10 @@ def parse(path: str, tail: bytes, size: int) -> FileMeta:
         CorruptDataError: damaged, truncated, empty or not one of this project's files.
         UnsupportedVersionError: written by a newer version.
     """
+    return _parse(path, tail, size)[0]
+
+
+def _parse(path: str, tail: bytes, size: int) -> tuple[FileMeta, pa.ipc.RecordBatchFileReader]:
     if len(tail) < 20 or tail[-6:] != ipc_file.MAGIC:
         raise CorruptDataError("file is empty, truncated or not an Arrow file", file=path, size=size)
     footer = struct.unpack_from("<i", tail, len(tail) - 10)[0]
@@ -208,29 +212,35 @@ def parse(path: str, tail: bytes, size: int) -> FileMeta:
     if footer + 16 > len(tail):  # Arrow's reader wants the opening magic's six bytes in front of the footer
         raise NeedMoreError(footer + 16)
     try:
-        schema = pa.ipc.open_file(pa.BufferReader(tail)).schema
+        reader = pa.ipc.open_file(pa.BufferReader(tail))
+        schema = reader.schema
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptDataError("footer cannot be parsed", file=path, reason=str(error)) from error
     meta = _document(path, schema, size, size - 10 - footer - _EOS_BYTES)
     if len(tail) == size:
         _check_outside(meta, tail)
         meta.whole = tail
-    return meta
+    return meta, reader
 
 
 def check_whole(path: str, data: bytes) -> FileMeta:
-    """Check every byte of a whole file and return its metadata.
+    """As `open_whole`, for the metadata only."""
+    return open_whole(path, data)[0]
+
+
+def open_whole(path: str, data: bytes) -> tuple[FileMeta, pa.ipc.RecordBatchFileReader]:
+    """Check every byte of a whole file; return its metadata, and Arrow's reader of its rows.
 
     Raises:
         CorruptDataError: some bit is not what was written, or it is no file of this project's.
         UnsupportedVersionError: written by a newer version.
     """
-    meta = parse(path, data, len(data))
+    meta, reader = _parse(path, data, len(data))
     if "blocks" in meta.doc:
         view, places = memoryview(data), meta.places
         for block, start in enumerate(meta.block_starts.tolist()):
             check_block(meta, block, view[start : start + int(places.size[block])], range(places.sums.shape[1]))
-    return meta
+    return meta, reader
 
 
 def check_block(meta: FileMeta, block: int, data: memoryview, wanted: Sequence[int]) -> None:
