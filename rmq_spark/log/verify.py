@@ -22,7 +22,7 @@ from rmq_spark.log.marks import Mark, SegmentRef, read_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import Progress, no_progress
 from rmq_spark.log.rows import check_described, join_described, queue_offsets
-from rmq_spark.log.snapshot import comparable, load_snapshot, unpack_state
+from rmq_spark.log.snapshot import comparable, load_snapshot, read_state, unpack_state
 from rmq_spark.log.state import LogState, parts_of
 from rmq_spark.log.verify_files import DESCRIBED, FEW_ROWS, ReadAhead, check_few_rows
 from rmq_spark.log.view import check_link, read_records
@@ -113,6 +113,8 @@ class _Verifier:
         """Commit names as listed last."""
         self._snapshots: dict[int, list[str]] = {}
         """Offset -> names of the snapshots of the state there."""
+        self._last_commit: tuple[int, int] | None = None
+        """First offset and fingerprint of the log's last commit above the floor."""
         self._folded: dict[int, dict[str, bytes]] = {}
         """Offset of a snapshot -> the state that the log itself gives there."""
 
@@ -255,6 +257,8 @@ class _Verifier:
                     break
                 state.offset, intact = later, False
         self._report.log_end = state.offset
+        if commits := state.commits.firsts:
+            self._last_commit = commits[-1], state.commits.prints[-1]
         self._check_strays(mark, state)
 
     def _next_commit(self, offset: int) -> int | None:
@@ -343,7 +347,7 @@ class _Verifier:
         for offset, name in sorted((offset, name) for offset, names in self._snapshots.items() for name in names):
             path = f"{paths.snapshots(self._root)}/{name}"
             try:
-                self._whole(path)
+                meta = self._whole(path)
             except NotFoundError:
                 continue  # a newer one has taken its place
             except RmqError as error:
@@ -353,7 +357,7 @@ class _Verifier:
             self._report.snapshots += 1
             if offset < mark.floor:
                 continue
-            if offset > self._report.log_end:
+            if offset > self._report.log_end and self._is_of_this_log(meta):
                 self._missing_end(name, offset)
                 continue
             state = load_snapshot(self._storage, self._root, path, mark.floor, mark.floor_digest)
@@ -362,8 +366,21 @@ class _Verifier:
             elif offset in self._folded:
                 self._compare(path, comparable(state, mark.floor, starts), self._folded[offset])
 
+    def _is_of_this_log(self, snapshot: FileMeta) -> bool:
+        """Whether the log's last commit stands in the snapshot too: it is neither another log's nor of a past given up.
+
+        A log without any commit above its floor has nothing that contradicts.
+        """
+        try:
+            known = read_state(self._storage, snapshot).commits
+        except (RmqError, *_UNREADABLE):
+            return False
+        if self._last_commit is None:
+            return True
+        return self._last_commit in zip(known.firsts, known.prints, strict=True)
+
     def _missing_end(self, snapshot: str, offset: int) -> None:
-        """A whole snapshot of a state behind the log's end: commits that were there are not there any more."""
+        """A snapshot of this log's state behind its end: commits that were there are not there any more."""
         end = self._report.log_end
         path = paths.commit(self._root, end)
         if self._storage.exists(path) or any(found.path == path and found.damage for found in self._report.findings):

@@ -452,8 +452,15 @@ class TestVerifySnapshots:
         assert (found.path, found.first, found.end) == (paths.commit(ROOT, 3), 3, 5)
         assert snapshot.rpartition("/")[2] in found.problem
         # Once the offset is used again, nothing can be lost by it any more: the snapshot is of another history.
-        open_log(log.storage).append(MessageBatch.merge([message("z"), message("zz")]))
+        open_log(log.storage).append(message("z"))
         assert damage(log.storage) == []
+        assert "does not vouch" in warnings(log.storage)[snapshot.rpartition("/")[2]]
+
+    def test_an_only_commit_that_is_missing_is_damage_too(self) -> None:
+        log = filled(count=1)
+        log.snapshot()
+        log.storage.delete(paths.commit(ROOT, 0))
+        assert [(found.first, found.end) for found in damage(log.storage)] == [(0, 1)]
 
     @pytest.mark.parametrize("floor", [False, True])
     def test_one_that_differs_from_the_log_is_damage(self, floor: bool) -> None:
