@@ -25,6 +25,7 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.state import LogState
 from rmq_spark.model import names
 from rmq_spark.model.settings import LogSettings
+from rmq_spark.rules import system_topics
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 from rmq_spark.storage.open import open_storage, probe
@@ -171,7 +172,7 @@ class Store:
         def is_absent(state: LogState) -> str | None:
             return "topic was created meanwhile" if name in state.fold(TopicConfigs).configs else None
 
-        names.check_sendable(name)
+        system_topics.check_sendable(name)
         wanted = {names.check_broker(broker): names.check_queues(queues) for broker in brokers}
         found = self.find_topic(name)
         if found is None:
