@@ -21,9 +21,11 @@ import pyarrow.compute as pc
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
 from rmq_spark.log.permute import BODY, Mover, is_constant
+from rmq_spark.log.property_sizes import property_sizes, text_sizes
 from rmq_spark.log.tag_codes import TAGS_PER_RUN_MAX, tag_codes
 from rmq_spark.model import java_hash, limits, names
 from rmq_spark.model.message_row import MessageRow
+from rmq_spark.model.properties import KEYS, TAGS
 
 Row = tuple[Any, ...]
 """One message: its values in the order of `schema.ROWS`."""
@@ -379,16 +381,10 @@ def _refuse(table: pa.Table, bad: pa.ChunkedArray, problem: str) -> None:
 
 def _property_bytes(table: pa.Table) -> pa.Array | None:
     """Bytes of each row's property string as RocketMQ would encode it; None when surely small."""
-    properties = table["properties"].combine_chunks()
-    if isinstance(properties, pa.ChunkedArray):
-        properties = properties.chunk(0) if properties.num_chunks else pa.array([], schema.PROPERTIES)
-    offsets = properties.offsets.to_numpy()
     if table.nbytes < limits.PROPERTIES_BYTES_MAX:
         return None
-    pair = np.zeros(len(properties.keys) + 1, np.int64)
-    lengths = pc.add(pc.binary_length(properties.keys), pc.fill_null(pc.binary_length(properties.items), 0))
-    pair[1:] = np.cumsum(lengths.to_numpy(zero_copy_only=False) + 2)
-    sizes = pair[offsets[1:]] - pair[offsets[:-1]]
-    for name in ("tags", "keys"):
-        sizes = sizes + pc.fill_null(pc.binary_length(table[name]), 0).to_numpy() + 6
+    sizes = np.concatenate([property_sizes(chunk) for chunk in table["properties"].chunks])
+    for name, column in ((TAGS, "tags"), (KEYS, "keys")):
+        texts = np.concatenate([text_sizes(chunk) for chunk in table[column].chunks])
+        sizes += texts + (texts > 0) * (len(name) + limits.PAIR_MARKS_BYTES)
     return pa.chunked_array([pa.array(sizes)])

@@ -24,7 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.log import scan
+from rmq_spark.log.property_sizes import property_sizes, text_sizes
 from rmq_spark.model.java_hash import java_hash, java_hashes
+from rmq_spark.model.limits import PAIR_MARKS_BYTES
 from rmq_spark.model.properties import DELAY_LEVEL, KEYS, TAGS, UNIQ_KEY
 from rmq_spark.rules import delay, sys_flag, system_topics
 from rmq_spark.tables.schemas import CONSUMEQUEUE, INDEX, TIMESTAMP
@@ -55,7 +57,6 @@ COLUMNS: Final = CONSUMEQUEUE_COLUMNS
 _RECORD_BYTES: Final = 91
 _IPV6_MORE: Final = 12
 _LONG_TOPIC: Final = 127
-_PAIR_MARKS: Final = 2
 # Columns of a batch without payload: bytes of the record so far, and the delay level of messages that wait.
 _PAYLOAD: Final = "payloadBytes"
 _LEVEL: Final = "delayLevel"
@@ -110,8 +111,8 @@ def without_payload(batch: pa.RecordBatch) -> pa.RecordBatch:
     flags = _numbers(batch, "sysFlag")
     sizes = np.full(batch.num_rows, _RECORD_BYTES, np.int64)
     sizes += _IPV6_MORE * ((flags & sys_flag.BORN_IPV6 != 0).astype(np.int64) + (flags & sys_flag.STORE_IPV6 != 0))
-    sizes += _lengths(batch.column("body"))
-    sizes += _property_bytes(batch.column("properties"))
+    sizes += text_sizes(batch.column("body"))
+    sizes += property_sizes(batch.column("properties"))
     arrays = {_PAYLOAD: pa.array(sizes), _LEVEL: _delay_levels(batch)}
     names = [name for name in batch.schema.names if name not in ("body", "properties")]
     return pa.RecordBatch.from_arrays([*map(batch.column, names), *arrays.values()], names=[*names, *arrays])
@@ -140,7 +141,7 @@ def index_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     batch, topics = _wanted(batch, is_indexed(_numbers(batch, "sysFlag")))
     rows, keys = _single_keys(batch.column("keys"))
     ids = batch.column("msgId")
-    some = _lengths(ids) > 0
+    some = text_sizes(ids) > 0
     if not some.all():  # a message without an id cannot be found by it
         ids = ids.filter(pa.array(some))
     texts = pa.concat_arrays([keys, ids])
@@ -215,33 +216,10 @@ def _record_sizes(batch: pa.RecordBatch, topics: pa.DictionaryArray) -> I64:
     sizes = _numbers_of(batch.column(_PAYLOAD)) + lengths[_numbers_of(topics.indices)]
     for name, column in ((TAGS, "tags"), (KEYS, "keys"), (UNIQ_KEY, "msgId")):
         texts = batch.column(column)
-        sizes += _lengths(texts)
-        sizes += (len(name) + _PAIR_MARKS) * _is_some(texts)
+        sizes += text_sizes(texts)
+        sizes += (len(name) + PAIR_MARKS_BYTES) * _is_some(texts)
     found: I64 = sizes
     return found
-
-
-def _property_bytes(maps: pa.MapArray) -> I64:
-    """Bytes of the pairs of each map in RocketMQ's property string: name, value and two marks."""
-    offsets = maps.offsets.to_numpy().astype(np.int64)
-    first, last = int(offsets[0]), int(offsets[-1])
-    if first == last:
-        return np.zeros(len(maps), np.int64)
-    items = maps.items[first:last]
-    pairs = _lengths(maps.keys[first:last]) + _lengths(items) + _PAIR_MARKS
-    pairs *= _is_some(items)
-    ends = np.concatenate(([0], np.cumsum(pairs)))
-    sizes: I64 = np.diff(ends[offsets - first])
-    if maps.null_count:
-        # A null map may still span entries.
-        sizes[_numbers_of(maps.is_null()).astype(np.bool_)] = 0
-    return sizes
-
-
-def _lengths(texts: pa.Array) -> I64:
-    """Bytes of each text; 0 for null."""
-    lengths = pc.binary_length(texts)
-    return _numbers_of(lengths.fill_null(0) if lengths.null_count else lengths).astype(np.int64)
 
 
 def _is_some(values: pa.Array) -> BOOL:
@@ -284,7 +262,7 @@ def _single_keys(keys: pa.StringArray) -> tuple[I64, pa.StringArray]:
     if keys.null_count == len(keys):
         return np.empty(0, np.int64), pa.array([], pa.string())
     if not _has_space(keys):
-        some = _lengths(keys) > 0
+        some = text_sizes(keys) > 0
         return np.flatnonzero(some), keys if some.all() else keys.filter(pa.array(some))
     lists = pc.split_pattern(keys, " ")
     rows, texts = pc.list_parent_indices(lists), pc.list_flatten(lists)
