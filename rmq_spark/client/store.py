@@ -148,7 +148,7 @@ class Store:
 
     def brokers(self) -> list[str]:
         """Brokers that hold or held queues of any topic, and the default one."""
-        return sorted({DEFAULT_BROKER} | self.nameserver.refresh().state.fold(TopicConfigs).brokers)
+        return sorted({DEFAULT_BROKER, *self.nameserver.refresh().state.fold(TopicConfigs).brokers})
 
     def _open_log(self, name: str, root: str, folds: Sequence[type[Fold]]) -> CommitLog:
         with self._lock:
