@@ -12,12 +12,17 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
+from rmq_spark.log.property_sizes import property_sizes, text_sizes
 from rmq_spark.log.schema import Row
-from rmq_spark.model import names
+from rmq_spark.model import limits, names
+from rmq_spark.model.message_row import MessageRow
+from rmq_spark.model.properties import KEYS, TAGS
 
 BODY: Final = schema.ROWS.get_field_index("body")
 """Where the body stands in a `Row`."""
 
+# A copy of a message may have more properties than its sender gave it.
+_PROPERTIES_BYTES_MAX: Final = limits.PROPERTIES_BYTES_MAX + limits.ENGINE_PROPERTIES_BYTES_MAX
 _STRUCT: Final = pa.struct(list(schema.ROWS))
 
 
@@ -55,10 +60,7 @@ class MessageBatch:
         Raises:
             InvalidRequestError: a value that RocketMQ would refuse: an illegal topic, queue, body, id or number.
         """
-        pairs = list(properties)
-        _check_row(topic, queue_id, msg_id, body, pairs)
-        _check_numbers(flag, sys_flag, reconsume_times, born_timestamp_ms)
-        row = (
+        row = MessageRow(
             topic,
             queue_id,
             msg_id,
@@ -70,9 +72,20 @@ class MessageBatch:
             born_timestamp_ms,
             born_host,
             reconsume_times,
-            pairs,
+            list(properties),
         )
-        return cls([row])
+        return cls.from_rows([row])
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[MessageRow]) -> MessageBatch:
+        """Messages as Python values.
+
+        Raises:
+            InvalidRequestError: as `of`.
+        """
+        for row in rows:
+            _check_row(row)
+        return cls(list(rows))
 
     @classmethod
     def from_arrow(cls, table: pa.Table | pa.RecordBatch) -> MessageBatch:
@@ -162,10 +175,10 @@ class MessageBatch:
                 raise InvalidRequestError("state messages are appended one by one, not as a table", topic=topic)
         _refuse(table, pc.less(table["queueId"], 0), "queueId is negative")
         _refuse(table, pc.greater_equal(table["queueId"], names.QUEUES_MAX), "queueId is over 65535")
-        _refuse(table, pc.greater(pc.binary_length(table["body"]), names.BODY_BYTES_MAX), "body is over 4 MiB")
+        _refuse(table, pc.greater(pc.binary_length(table["body"]), limits.BODY_BYTES_MAX), limits.BODY_TOO_LARGE)
         sizes = _property_bytes(table)
         if sizes is not None:
-            _refuse(table, pc.greater(sizes, names.PROPERTIES_BYTES_MAX), "properties are over 32767 bytes")
+            _refuse(table, pc.greater(sizes, limits.PROPERTIES_BYTES_MAX), limits.PROPERTIES_TOO_LARGE)
 
 
 @lru_cache(4096)
@@ -173,24 +186,22 @@ def _is_topic(name: str) -> bool:
     return bool(names.check_topic(name))
 
 
-def _check_row(topic: str, queue_id: int, msg_id: str, body: bytes, pairs: list[tuple[str, str]]) -> None:
+def _check_row(row: MessageRow) -> None:
+    topic, queue_id, msg_id, body = row.topic, row.queue_id, row.msg_id, row.body
     _is_topic(topic)
     if not 0 <= queue_id < names.QUEUES_MAX:
         raise InvalidRequestError("queueId is 0 to 65535", topic=topic, queueId=queue_id)
-    if not isinstance(body, bytes) or len(body) > names.BODY_BYTES_MAX:
+    if not isinstance(body, bytes) or len(body) > limits.BODY_BYTES_MAX:
         raise InvalidRequestError("body is bytes, at most 4 MiB", topic=topic, type=type(body).__name__)
     if not isinstance(msg_id, str) or not msg_id:
         raise InvalidRequestError("msgId is a text that is not empty", topic=topic, msgId=msg_id)
-    if pairs and sum(len(name) + len(value) for name, value in pairs) > names.PROPERTIES_BYTES_MAX:
+    if row.properties and limits.property_bytes(row.properties) > _PROPERTIES_BYTES_MAX:
         raise InvalidRequestError("properties are over 32767 bytes", topic=topic, msgId=msg_id)
-
-
-def _check_numbers(flag: int, sys_flag: int, reconsume_times: int, born_ms: int) -> None:
     for name, value, bits in (
-        ("flag", flag, 31),
-        ("sysFlag", sys_flag, 31),
-        ("reconsumeTimes", reconsume_times, 31),
-        ("bornTimestamp", born_ms, 63),
+        ("flag", row.flag, 31),
+        ("sysFlag", row.sys_flag, 31),
+        ("reconsumeTimes", row.reconsume_times, 31),
+        ("bornTimestamp", row.born_ms, 63),
     ):
         if not -(1 << bits) <= value < 1 << bits:
             raise InvalidRequestError(f"{name} does not fit {bits + 1} bits", value=value)
@@ -233,16 +244,10 @@ def _refuse(table: pa.Table, bad: pa.ChunkedArray, problem: str) -> None:
 
 def _property_bytes(table: pa.Table) -> pa.Array | None:
     """Bytes of each row's property string as RocketMQ would encode it; None when surely small."""
-    properties = table["properties"].combine_chunks()
-    if isinstance(properties, pa.ChunkedArray):
-        properties = properties.chunk(0) if properties.num_chunks else pa.array([], schema.PROPERTIES)
-    offsets = properties.offsets.to_numpy()
-    if table.nbytes < names.PROPERTIES_BYTES_MAX:
+    if table.nbytes < limits.PROPERTIES_BYTES_MAX:
         return None
-    pair = np.zeros(len(properties.keys) + 1, np.int64)
-    lengths = pc.add(pc.binary_length(properties.keys), pc.fill_null(pc.binary_length(properties.items), 0))
-    pair[1:] = np.cumsum(lengths.to_numpy(zero_copy_only=False) + 2)
-    sizes = pair[offsets[1:]] - pair[offsets[:-1]]
-    for name in ("tags", "keys"):
-        sizes = sizes + pc.fill_null(pc.binary_length(table[name]), 0).to_numpy() + 6
+    sizes = np.concatenate([property_sizes(chunk) for chunk in table["properties"].chunks])
+    for name, column in ((TAGS, "tags"), (KEYS, "keys")):
+        texts = np.concatenate([text_sizes(chunk) for chunk in table[column].chunks])
+        sizes += texts + (texts > 0) * (len(name) + limits.PAIR_MARKS_BYTES)
     return pa.chunked_array([pa.array(sizes)])
