@@ -15,7 +15,7 @@ I64 = npt.NDArray[np.int64]
 
 
 class RowReorderer:
-    """Takes rows of a batch in another order, a part at a time. Each column is inspected once, when this is made."""
+    """Takes rows of a batch in another order, a part at a time. Each column is inspected once, at the start."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.nbytes = sum(_copied_bytes(column) for column in batch.columns)

@@ -62,7 +62,7 @@ def pack(values: npt.NDArray[Any]) -> str:
 
 
 def unpack(text: str, dtype: str) -> npt.NDArray[Any]:
-    """Return the array that `pack` was given."""
+    """Return the array that `pack` encoded."""
     data = binascii.a2b_base64(text[1:])
     if text[0] == "z":
         data = zlib.decompress(data)

@@ -133,10 +133,10 @@ def match_tail(data: bytes, start: int) -> TailFields | None:
     Returns None unless every byte outside the fields is what `make_tail` writes: a tail with several blocks or a long
     document, one that another version of pyarrow laid out, a damaged or a foreign one. Parse those as Arrow.
     """
-    found = _DOC_START.search(data, max(start, 0))
-    if start < 0 or found is None or len(data) < start + _PLACE_AT:
+    document = _DOC_START.search(data, max(start, 0))
+    if start < 0 or document is None or len(data) < start + _PLACE_AT:
         return None
-    version, kind, text_at = int(found[1]), found[2].decode(), found.start()
+    version, kind, text_at = int(document[1]), document[2].decode(), document.start()
     length = _LENGTH.unpack_from(data, text_at - 4)[0]
     blocks = _LENGTH.unpack_from(data, start + _PLACE_AT - 4)[0]
     if kind not in SCHEMAS.get(version, ()) or blocks > 1 or length > _TEMPLATE_DOC_MAX or length % _DOC_STEP:

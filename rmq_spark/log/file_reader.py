@@ -69,23 +69,23 @@ class MetaCache:
 
     def __init__(self, files: int) -> None:
         self._files = files
-        self._found: OrderedDict[str, tuple[bytes, FileMeta]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[bytes, FileMeta]] = OrderedDict()
 
     def read_meta(self, storage: Storage, path: str, kind: str) -> FileMeta:
         """As the function `read_meta`."""
         name = f"{storage.uri}/{path}"
-        known = self._found.get(name)
+        known = self._kept.get(name)
         if known is not None:
-            self._found.move_to_end(name)
+            self._kept.move_to_end(name)
             tail, size = storage.read_tail(path, len(known[0]))
             meta = known[1]
             if size == meta.size and meta.kind == kind and tail == known[0]:
                 return meta
         tail, meta = _read_tail(storage, path, kind)
         if meta.whole is None:  # a file that came whole is small: parsing it costs less than keeping it
-            self._found[name] = tail, meta
-            if len(self._found) > self._files:
-                self._found.popitem(last=False)
+            self._kept[name] = tail, meta
+            if len(self._kept) > self._files:
+                self._kept.popitem(last=False)
         return meta
 
 
@@ -240,7 +240,7 @@ class FileReader:
         """For each block the pieces of it that hold its header and the wanted columns."""
         ranges = [self._column_ranges(block, wanted) for block in group]
         starts = self._meta.block_starts
-        found = iter(
+        fetched = iter(
             self._fetch(
                 [
                     (int(starts[block]) + low, high - low)
@@ -250,7 +250,7 @@ class FileReader:
             )
         )
         for mine in ranges:
-            yield [_Piece(low, pa.py_buffer(next(found))) for low, _ in mine]
+            yield [_Piece(low, pa.py_buffer(next(fetched))) for low, _ in mine]
 
     def _column_ranges(self, block: int, wanted: list[int]) -> list[tuple[int, int]]:
         """Where the header and the wanted columns of a block lie in it, near ones joined."""

@@ -1,6 +1,6 @@
 """An Arrow IPC file put together from messages that were serialised before, without copying them again.
 
-pyarrow's file writer serialises every batch it is given. An append serialises once, to check-sum the bytes; after a
+pyarrow's file writer serialises every batch. An append serialises once, to check-sum the bytes; after a
 lost race only the schema's metadata changes. So the file is assembled here: the magic, the schema message (by
 pyarrow), the record batch messages as they are, the end-of-stream mark, and a footer.
 
