@@ -17,24 +17,20 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
-from rmq_spark.errors import CorruptDataError, NotFoundError, RmqError
+from rmq_spark.errors import CorruptDataError, NotFoundError, OutcomeUnknownError, RmqError
 from rmq_spark.log.file_encoder import Encoded
-from rmq_spark.log.file_format import FileMeta, parse
+from rmq_spark.log.file_format import parse
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.request import KnownOffsets, Landed, Request
+from rmq_spark.log.request import LANDABLE_MS, Offer, Request
 from rmq_spark.log.rows import prepare
 from rmq_spark.log.schema import Row
 from rmq_spark.log.small_files import decode_small_files
-from rmq_spark.log.state import HelpedRows
 from rmq_spark.model import names
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
-LANDABLE_MS: Final = 2_000
-"""An announcement that is older, by the log's time, is not landed by others any more."""
 SWEPT_MS: Final = 60_000
 """So old, the file of an announcement is deleted by whoever comes across it."""
 BYTES_MAX: Final = 20 * 1024
@@ -43,29 +39,6 @@ HELPED_MAX: Final = 256
 """A commit takes in so many announcements at most."""
 
 _NAME: Final = re.compile(r"([0-9]{15})-([0-9a-f]{32})\.arrow")
-
-
-@dataclass(eq=False)
-class Announcement:
-    """Rows of one process that others may land."""
-
-    token: str
-    announced_ms: int
-    order: list[int]
-    """Number of each row of the file among the given ones; empty when they are in order."""
-    path: str
-    landed: Landed | None = None
-
-    def landed_in(self, known: HelpedRows, meta: FileMeta | None) -> Landed:
-        """Where its rows are, given the commit that has landed them (None: it is not there to be read any more)."""
-        if meta is None:
-            return Landed(known.slot, known.store_ms, None)
-        rows = np.array(known.rows, np.int64)
-        if self.order:
-            rows[self.order] = rows.copy()
-        firsts = meta.runs.first_rows()
-        run = np.searchsorted(firsts, rows, "right") - 1
-        return Landed(known.slot, known.store_ms, KnownOffsets(meta.bases[run] + rows - firsts[run], rows + known.slot))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +50,23 @@ class Helped:
     batch: MessageBatch
 
 
-def announce(storage: Storage, root: str, batch: MessageBatch, *, token: str, now_ms: int) -> Announcement | None:
-    """Offer the rows of `batch` to whoever has the turn; None if they cannot be offered."""
+def announce(storage: Storage, root: str, batch: MessageBatch, offer: Offer) -> bool:
+    """Put the rows of `batch` where whoever has the turn finds them; False if they cannot be offered."""
     rows = prepare(batch, BYTES_MAX, "rows")
-    encoded = Encoded(rows.blocks, {**rows.doc, "nonce": token})
+    encoded = Encoded(rows.blocks, {**rows.doc, "nonce": offer.token})
     if encoded.tail.file_size > 2 * BYTES_MAX or "blocks" in encoded.tail.doc:
-        return None
-    path = f"{paths.announced(root)}/{now_ms:015d}-{token}.arrow"
+        offer.lose()
+        return False
+    offer.order = [] if rows.order is None else rows.order.tolist()
+    offer.path = f"{paths.announced(root)}/{offer.announced_ms:015d}-{offer.token}.arrow"
     try:
-        storage.create_if_absent(path, encoded, durable=False)
+        storage.create_if_absent(offer.path, encoded, durable=False)
+    except OutcomeUnknownError:
+        return True
     except RmqError:
-        return None  # it goes without help; a file that appears after all is too old soon, or landed and found
-    return Announcement(token, now_ms, [] if rows.order is None else rows.order.tolist(), path)
+        offer.lose()
+        return False
+    return True
 
 
 def helped_batches(storage: Storage, root: str, known: Collection[str], now_ms: int) -> Iterator[Helped]:
@@ -126,6 +104,6 @@ def _rows(batch: pa.RecordBatch) -> list[Row]:
 
 
 def is_offerable(todo: Sequence[Request]) -> bool:
-    """Whether others may land these requests: plain messages, and few."""
-    plain = [request for request in todo if request.batch is not None and request.app is None]
+    """Whether others may land these requests: plain messages, few, and not offered before."""
+    plain = [each for each in todo if each.batch is not None and each.app is None and each.offer is None]
     return len(plain) == len(todo) and sum([request.weight[1] for request in todo]) <= BYTES_MAX // 2

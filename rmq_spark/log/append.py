@@ -12,34 +12,32 @@ whichever try lands, it lands once. Overtaken in 5: the folded state says whethe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import (
     ExistsError,
     FencedError,
-    InvalidRequestError,
     LostRaceError,
     NotFoundError,
     OutcomeUnknownError,
-    PreconditionFailedError,
     RmqError,
     UnavailableError,
 )
-from rmq_spark.log.announce import LANDABLE_MS, Announcement, Helped, announce, helped_batches, is_offerable
-from rmq_spark.log.core_folds import CORE_FOLDS, FoldList, RowFiles, SinkBatches
+from rmq_spark.log.announce import Helped, is_offerable
+from rmq_spark.log.ask import Asker
+from rmq_spark.log.core_folds import CORE_FOLDS
 from rmq_spark.log.disk_gauge import DiskGauge
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import FileMeta, pack
-from rmq_spark.log.json_text import json_text
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.offers import Offers
 from rmq_spark.log.pace import Pace
-from rmq_spark.log.request import Attempt, Decision, Landed, Offsets, Outcome, Request
+from rmq_spark.log.request import Attempt, Offer, Offsets, Outcome, Request
 from rmq_spark.log.rows import PreparedRows, prepare, prepare_references
-from rmq_spark.log.schema import Row
-from rmq_spark.log.state import WRITER_TTL_MS, HelpedRows, LogState
+from rmq_spark.log.state import WRITER_TTL_MS, LogState
 from rmq_spark.log.view import Landing, LogView
 from rmq_spark.model.settings import Flush, LogSettings
 from rmq_spark.storage import paths
@@ -63,17 +61,18 @@ class Appender:
         last = view.state.last_append(self._writer)
         self._epoch = 0 if writer is None else (last.epoch + 1 if last else 1)
         self._seq = 0
-        self._records = 0
         self._pending: list[Attempt] = []
         """Attempts whose outcome is not known yet."""
         self._prepared: tuple[list[MessageBatch], PreparedRows] | None = None
         """What was prepared last, and from which batches: a lost race does not repeat it."""
         self._pace = Pace(clock, settings.clock_ahead_max_ms)
         self._gauge = DiskGauge(view.storage, settings.disk_full_ratio, clock)
+        self._offers = Offers(view, self._pace, clock)
+        self._asker = Asker(view, self._handle, self._offers)
         self._has_turns = False
         """Whether the storage has a turn to wait for; known once it was had."""
-        self._offered: Announcement | None = None
-        """What others may land for this handle meanwhile."""
+        self._fresh = False
+        """Whether the view was refreshed since the requests at hand came."""
         view.on_commit = self._settle_from_walk
         view.on_load = self._settle_after_reload
 
@@ -87,7 +86,7 @@ class Appender:
                 written for those that are not done.
             OutcomeUnknownError: it may have been written; the requests name the attempt that tells later.
         """
-        self._prepared = None
+        self._prepared, self._fresh = None, False
         todo = [request for request in group if not self._is_known(request)]
         if not todo:
             return
@@ -97,31 +96,35 @@ class Appender:
         try:
             self._race(todo, self._deadline())
         finally:
-            if self._offered is not None:
-                self._withdraw()
+            self._offers.withdraw()
 
     def _race(self, todo: Sequence[Request], deadline: int) -> None:
         """Try slot after slot until the requests are answered, by this handle or by one that helps it."""
         losses = 0
-        may_offer = is_offerable(todo)
+        # What a named writer sends must not land after another has taken over its name.
+        may_offer = self._epoch == 0 and is_offerable(todo)
         while True:
             # Who finds the turn taken offers its rows to whoever has it, and then waits.
             offers = may_offer and self._pace.has_rivals and (self._has_turns or losses > 0)
             with self._view.storage.turn(self._place, 0.0 if offers and not losses else TURN_SECONDS) as held:
                 self._has_turns = self._has_turns or held
                 if offers and not held:
-                    self._offer(todo)
+                    self._offers.make(todo)
                     may_offer = False
                     if self._has_turns:
                         continue
                 for _ in range(TRIES_A_TURN if held else 1):
-                    if not self._view.trusted or self._offered is not None:
+                    if not self._view.trusted or self._offers.current is not None:
                         # A commit on a state that was not confirmed could name an orphan as its predecessor.
-                        self._view.refresh()
+                        self._refresh()
                     if self._was_helped(todo):
                         return
                     if losses and self._clock.elapsed_ns() > deadline:
-                        self._give_up(losses)
+                        raise LostRaceError(
+                            "other writers took every slot until the deadline; nothing was written",
+                            attempts=losses,
+                            timeout_ms=self._settings.append_timeout_ms,
+                        )
                     if held and self._pace.has_rivals and self._slot_is_taken():
                         continue
                     if self._try(todo, deadline):
@@ -129,94 +132,49 @@ class Appender:
                         return
                     losses += 1
                     self._pace.note_rival()
+                    for request in todo:
+                        request.error = None  # a refusal that stood on a state which is not the log's; asked again
 
     def _slot_is_taken(self) -> bool:
         """Whether somebody appended while we waited: then the view is fresh again, and nothing was written in vain."""
         if not self._view.storage.exists(paths.commit(self._view.root, self._view.state.offset)):
             return False
         self._pace.note_rival()
-        self._view.refresh()
+        self._refresh()
         return True
-
-    def _give_up(self, losses: int) -> NoReturn:
-        offered = self._offered
-        if offered is not None and self._view.state.store_ms - offered.announced_ms < LANDABLE_MS:
-            raise OutcomeUnknownError("others may still land it; append the same batch again", attempts=losses)
-        raise LostRaceError(
-            "other writers took every slot until the deadline; nothing was written",
-            attempts=losses,
-            timeout_ms=self._settings.append_timeout_ms,
-        )
-
-    # ------------------------------------------------------------ help
-
-    def _offer(self, todo: Sequence[Request]) -> None:
-        """Let whoever has the turn land the rows of this group."""
-        batches = [request.batch for request in todo if request.batch is not None]
-        at = 0
-        for request in todo:
-            request.first_row, request.rows = at, request.weight[0]
-            at += request.rows
-        now_ms = self._pace.stamp(self._view.state.store_ms)
-        storage, root = self._view.storage, self._view.root
-        self._offered = announce(storage, root, MessageBatch.merge(batches), token=self._clock.token(), now_ms=now_ms)
 
     def _was_helped(self, todo: Sequence[Request]) -> bool:
         """Whether another writer has landed what this one offers."""
-        offered = self._offered
-        if offered is None:
+        offer = self._offers.current
+        if offer is None or offer.landed is None:
             return False
-        if offered.landed is None:
-            known = self._view.state.helped.get(offered.token)
-            if known is None:
-                return False
-            offered.landed = self._landed_at(offered, known)
-        landed = offered.landed
+        landed = offer.landed
         self._secure_up_to(landed.slot)
         for request in todo:
-            request.landed, request.settled = landed, True
+            request.land_by_others(landed, request.offered_row)
         return True
-
-    def _landed_at(self, offered: Announcement, known: HelpedRows) -> Landed:
-        commits = self._view.state.commits
-        number = commits.number_of(known.slot)
-        meta = None
-        if number < len(commits.firsts) and commits.firsts[number] == known.slot:
-            with suppress(NotFoundError):
-                [meta] = self._view.files.commits([(known.slot, commits.prints[number])])
-        return offered.landed_in(known, meta)
-
-    def _withdraw(self) -> None:
-        offered, self._offered = self._offered, None
-        if offered is not None:
-            with suppress(RmqError):  # a file that stays is too old soon, or its token is known
-                self._view.storage.delete(offered.path)
-
-    def _helped(self, state: LogState) -> list[Helped]:
-        """What others have offered: it lands with the own rows."""
-        if not self._pace.has_rivals:
-            return []
-        own = self._offered.token if self._offered is not None else ""
-        helped = []
-        for each in helped_batches(self._view.storage, self._view.root, {*state.helped, own}, state.now_ms):
-            with suppress(InvalidRequestError):  # its owner is told when it lands its rows itself
-                state.admit(each.batch)
-                helped.append(each)
-        return helped
 
     def _is_known(self, request: Request) -> bool:
         """Whether the same request came before, and is known to have landed, or cannot be known."""
         try:
             return self._has_landed(request)
-        except RmqError as error:
+        except OutcomeUnknownError as error:
             request.error = error
-            return True
+        except RmqError as error:
+            request.error = OutcomeUnknownError(
+                "it could not be found out whether the append landed; append the same batch again", cause=str(error)
+            )
+        return True
 
     def _has_landed(self, request: Request) -> bool:
         earlier = request.earlier
-        while earlier is not None and earlier.attempt is None:
+        while earlier is not None and earlier.attempt is None and earlier.offer is None:
             earlier = earlier.earlier  # that one was interrupted before it was tried
-        if earlier is None or earlier.attempt is None:
+        if earlier is None:
+            return False
+        if earlier.offer is not None and self._was_landed_by_others(request, earlier, earlier.offer):
+            return True
+        if earlier.attempt is None:
             return False
         attempt = request.attempt = earlier.attempt
         request.first_row, request.rows, request.answer = earlier.first_row, earlier.rows, earlier.answer
@@ -236,6 +194,21 @@ class Appender:
         request.repeated, request.settled = not written_now, True
         return True
 
+    def _was_landed_by_others(self, request: Request, earlier: Request, offer: Offer) -> bool:
+        """Whether an offer of the request's rows has landed; if that is not settled yet, the request carries it on."""
+        if offer.outcome is Outcome.UNCLEAR:
+            self._refresh()
+        if offer.outcome is Outcome.FORGOTTEN:
+            raise OutcomeUnknownError("the log no longer records the outcome of this append: the writer slept too long")
+        if offer.landed is not None:
+            self._secure_up_to(offer.landed.slot)
+            request.land_by_others(offer.landed, earlier.offered_row)
+            request.repeated = True
+            return True
+        if offer.outcome is Outcome.UNCLEAR:
+            request.offer, request.offered_row = offer, earlier.offered_row
+        return False
+
     def _resolve(self, attempt: Attempt) -> bool:
         """Find out what became of an attempt by reading, or else by trying the same bytes at the same name again.
 
@@ -243,13 +216,15 @@ class Appender:
         """
         deadline = self._deadline()
         try:
-            self._view.refresh()
+            self._refresh()
             if attempt.outcome is Outcome.UNCLEAR:
                 self._gauge.check()
-                self._create_and_confirm(attempt, deadline)
-                return attempt.has_landed
-        except ExistsError:
-            self._view.refresh()
+                try:
+                    self._create_and_confirm(attempt, deadline)
+                except ExistsError:
+                    self._refresh()  # tells whose commit it is
+                else:
+                    return attempt.has_landed
         except RmqError as error:
             if attempt.outcome in (Outcome.UNCLEAR, Outcome.LANDED):
                 raise attempt.unclear_error(str(error)) from error
@@ -262,48 +237,58 @@ class Appender:
         self._refuse_fenced(state)
         state.open_trial(self._pace.stamp(state.store_ms))
         attempt: Attempt | None = None
-        certain: Sequence[Request] = ()
         try:
-            certain = self._ask(state, todo)
-            helped = [] if todo[0].files else self._helped(state)
-            rows = self._prepare(state, todo, helped)
-            if rows is None:
-                state.undo_trial()
-                self._finish(todo)
-                return True
-            attempt = self._plan(state, rows, todo, helped)
-            if self._settings.flush is Flush.SYNC and not self._settle_predecessors(state):
-                attempt.become(Outcome.LOST)
-                return False
-            self._create_and_confirm(attempt, deadline)
-        except ExistsError:
-            self._undo_trial(state)
-            self._view.refresh()  # tells whose commit it is
+            try:
+                self._asker.ask(state, todo)
+                helped = [] if todo[0].files else self._offers.of_others(state)
+                rows = self._prepare(state, todo, helped)
+                if rows is None:
+                    return self._answer(state, todo)
+                attempt = self._plan(state, rows, todo, helped)
+                if self._settings.flush is Flush.SYNC and not self._settle_predecessors(state):
+                    attempt.become(Outcome.LOST)
+                    return False
+                self._create_and_confirm(attempt, deadline)
+            except ExistsError:
+                self._undo_trial(state)
+                self._refresh()  # tells whose commit it is
         except RmqError as error:
             self._undo_trial(state)
-            self._fail(todo, certain, attempt, error)
+            self._fail(todo, attempt, error)
         if attempt is None or attempt.outcome is Outcome.LOST:
             return False
         if attempt.outcome is not Outcome.LANDED:
             # We slept after the create, and the state that was loaded anew does not tell what became of it.
-            raise attempt.unclear_error("the log no longer records the outcome")
+            self._fail(todo, attempt, OutcomeUnknownError("the log no longer records the outcome"))
         self._finish(todo)
         return True
+
+    def _answer(self, state: LogState, todo: Sequence[Request]) -> bool:
+        """End requests that append nothing. False: they were asked on an old state, and have to be asked again.
+
+        No commit of ours proves that the state was the log's end, so it must have been looked at since they came.
+        """
+        state.undo_trial()
+        if not self._fresh:
+            end = state.offset
+            self._refresh()
+            if self._view.state is not state or state.offset != end:
+                return False
+        self._finish(todo)
+        return True
+
+    def _refresh(self) -> None:
+        self._view.refresh()
+        self._fresh = True
 
     def _undo_trial(self, state: LogState) -> None:
         if state is self._view.state and state.journal.is_open:
             state.undo_trial()
 
-    def _fail(
-        self, todo: Sequence[Request], certain: Sequence[Request], attempt: Attempt | None, error: RmqError
-    ) -> NoReturn:
-        """The attempt failed. An answer that stands on rows of the attempt is taken back, any other one holds."""
+    def _fail(self, todo: Sequence[Request], attempt: Attempt | None, error: RmqError) -> NoReturn:
+        """The attempt failed. Answers and refusals are taken back: only its landing would have made them true."""
         for request in todo:
-            if request.admitted is not None or request.files:
-                continue
-            if request in certain:
-                request.settled = request.error is None
-            else:
+            if request.admitted is None and not request.files and not isinstance(request.error, OutcomeUnknownError):
                 request.error = UnavailableError("nothing was written: the commit before it failed", cause=str(error))
         if attempt is not None:
             if attempt.outcome is Outcome.PLANNED:
@@ -319,72 +304,6 @@ class Appender:
                 if request.attempt is not None:
                     request.landed = request.attempt.landed
                 request.settled = True
-
-    # ------------------------------------------------------------ step 1: asking
-
-    def _ask(self, state: LogState, todo: Sequence[Request]) -> list[Request]:
-        """Ask each request on the state as those before it will have left it; return those asked on the log's own.
-
-        An answer or a refusal that stands on rows which are on trial is only true if they land.
-        """
-        certain: list[Request] = []
-        tried = False
-        for request in todo:
-            request.admitted, request.error, request.repeated, request.rows = None, None, False, 0
-            if not tried:
-                certain.append(request)
-            try:
-                self._ask_one(state, request)
-            except Exception as error:  # noqa: BLE001 - a rule's own fault is its own caller's
-                request.admitted, request.error = None, error
-            tried = tried or request.admitted is not None
-        return certain
-
-    def _ask_one(self, state: LogState, request: Request) -> None:
-        if request.app is not None and state.fold(SinkBatches).last.get(request.app[0], -1) >= request.app[1]:
-            request.repeated = True
-            return
-        if request.files:
-            self._check_files(state.fold(RowFiles), [file.name for file in request.files])
-            state.admit(None, request.app)
-            request.rows = sum(file.rows for file in request.files)
-            return
-        batch = request.batch
-        if request.rule is not None:
-            decision = request.rule(state)
-            request.answer, batch = decision.answer, self._decided_rows(state, decision)
-        if batch is not None:
-            state.admit(batch, request.app)
-            request.admitted, request.rows = batch, batch.num_rows
-
-    def _decided_rows(self, state: LogState, decision: Decision[object]) -> MessageBatch | None:
-        rows = [decision.rows] if decision.rows is not None else []
-        if decision.records:
-            rows.append(self._record_rows(state, decision.records))
-        return MessageBatch.merge(rows) if rows else None
-
-    def _record_rows(self, state: LogState, records: Sequence[tuple[str, Mapping[str, Any]]]) -> MessageBatch:
-        """State messages; `LogState.admit` checks them by folding them."""
-        prefix, now_ms = self._handle[:20].upper(), state.now_ms
-        rows: list[Row] = []
-        for topic, value in records:
-            self._records += 1
-            msg_id, body = f"{prefix}{self._records:012X}", json_text(dict(value))
-            rows.append((topic, 0, msg_id, None, None, body, 0, 0, now_ms, None, 0, []))
-        return MessageBatch(rows)
-
-    def _check_files(self, known: RowFiles, files: Sequence[str]) -> None:
-        if claimed := sorted(known.claimed.keys() & set(files)):
-            raise PreconditionFailedError(
-                "row files were collected as orphans before the commit; write them again", files=claimed[:5]
-            )
-        if taken := sorted(known.referenced.keys() & set(files)):
-            raise PreconditionFailedError("row files are in the log already", files=taken[:5])
-        # A claim that was signed off is forgotten, but its files were deleted before: this look, made after the state
-        # was folded up to here, sees that. A claim that comes later finds this commit and gives way.
-        place = self._view.root
-        if gone := [name for name in files if not self._view.storage.exists(paths.data_file(place, name))]:
-            raise PreconditionFailedError("row files are gone; write them again", files=gone[:5])
 
     # ------------------------------------------------------------ step 2: preparing
 
@@ -403,7 +322,7 @@ class Appender:
         if not batches:
             return None
         batches += [each.batch for each in helped]
-        if new := self._new_folds(state):
+        if new := self._asker.new_folds(state):
             state.admit(new)
             batches.append(new)
         known = self._prepared
@@ -411,17 +330,6 @@ class Appender:
             known = (batches, prepare(MessageBatch.merge(batches), self._settings.block_bytes))
             self._prepared = known
         return known[1]
-
-    def _new_folds(self, state: LogState) -> MessageBatch | None:
-        """Records that name the folds whose first records are on trial."""
-        listed = state.fold(FoldList).topics_of
-        new = sorted(state.touched - listed.keys() - _CORE_NAMES)
-        if not new:
-            return None
-        topic = FoldList.topics[0]
-        return self._record_rows(
-            state, [(topic, {"fold": name, "topics": list(state.folds[name].topics)}) for name in new]
-        )
 
     def _plan(self, state: LogState, rows: PreparedRows, todo: Sequence[Request], helped: Sequence[Helped]) -> Attempt:
         self._seq += 1
@@ -442,7 +350,7 @@ class Appender:
         if apps := [list(request.app) for request in mine if request.app is not None]:
             place["apps"] = apps
         offsets = Offsets(rows, state.offset, bases)
-        if named := self._named_help(offsets, state.offset, mine, helped):
+        if named := self._offers.names_of(offsets, state.offset, sum([request.rows for request in mine]), helped):
             place["helped"] = named
         encoded = Encoded(rows.blocks, {**rows.doc, **place})
         attempt = Attempt(self._seq, state.offset, state.now_ms, encoded, rows.runs, bases, offsets)
@@ -450,24 +358,6 @@ class Appender:
         for request in mine:
             request.attempt = attempt
         return attempt
-
-    def _named_help(
-        self, offsets: Offsets, slot: int, mine: Sequence[Request], helped: Sequence[Helped]
-    ) -> list[list[object]]:
-        """The announcements that a commit lands, the own one among them: token, time, and the row of each message."""
-        named: list[list[object]] = []
-        at = sum([request.rows for request in mine])
-        if self._offered is not None:
-            order = self._offered.order
-            rows = [int(offset) - slot for offset in offsets.commit[:at]]
-            named.append(
-                [self._offered.token, self._offered.announced_ms, [rows[row] for row in order] if order else rows]
-            )
-        for each in helped:
-            rows = [int(offset) - slot for offset in offsets.commit[at : at + each.batch.num_rows]]
-            named.append([each.token, each.announced_ms, rows])
-            at += each.batch.num_rows
-        return named
 
     # ------------------------------------------------------------ steps 3 to 5
 
@@ -489,6 +379,7 @@ class Appender:
         if not self._confirm(attempt.slot, deadline):
             return
         attempt.become(Outcome.LANDED)  # whatever happens from here on: who tries it again must find it so
+        self._offers.settle_own(attempt)
         tail = attempt.encoded.tail
         meta = FileMeta(path, tail.doc, tail.digest, tail.file_size, 0)
         # The encoder's own arrays stand in for the ones a reader would decode.
@@ -576,11 +467,13 @@ class Appender:
         for attempt in self._pending:
             if landing.handle == self._handle and landing.seq == attempt.seq:
                 attempt.become(Outcome.LANDED)
+        self._offers.settle_from_walk(landing)
         self._settle(landing.first)
 
     def _settle_after_reload(self) -> None:
         """The state was loaded anew, past the slots of pending attempts: ask it which of them are in the log."""
         state = self._view.state
+        self._offers.settle_after_reload(state)
         last = state.last_append(self._writer)
         for attempt in self._pending:
             if attempt.slot >= state.offset or attempt.outcome is not Outcome.UNCLEAR:

@@ -35,7 +35,7 @@ class SnapshotRef(NamedTuple):
     """A snapshot that a mark names."""
 
     name: str
-    """File name in `snapshots/`."""
+    """File name in `floors/`."""
     offset: int
     """It holds the state before this offset."""
     digest: str

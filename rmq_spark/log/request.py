@@ -22,6 +22,9 @@ from rmq_spark.log.state import LogState
 I64 = npt.NDArray[np.int64]
 Answer = TypeVar("Answer")
 
+LANDABLE_MS: Final = 2_000
+"""An offer that is older, by the time of a commit, is not landed by it; see `announce`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Answer]):
@@ -146,6 +149,38 @@ class Attempt:
 
 
 @dataclass(eq=False)
+class Offer:
+    """Rows of one process that others may land (see `announce`)."""
+
+    token: str
+    announced_ms: int
+    order: list[int] = field(default_factory=list)
+    """Number of each row of its file among the given ones; empty when they are in order."""
+    path: str = ""
+    outcome: Outcome = Outcome.UNCLEAR
+    landed: Landed | None = None
+    """Where it is, once it has landed."""
+
+    def may_land(self, now_ms: int) -> bool:
+        """Whether a commit of this time may land it."""
+        return now_ms - self.announced_ms < LANDABLE_MS
+
+    def land(self, landed: Landed) -> None:
+        """It is in the log."""
+        self.landed, self.outcome = landed, Outcome.LANDED
+
+    def lose(self) -> None:
+        """It is not in the log and never will be."""
+        if self.outcome is Outcome.UNCLEAR:
+            self.outcome = Outcome.LOST
+
+    def forget(self) -> None:
+        """The log no longer records the outcome."""
+        if self.outcome is Outcome.UNCLEAR:
+            self.outcome = Outcome.FORGOTTEN
+
+
+@dataclass(eq=False)
 class Request:
     """One caller's append or decision, and its outcome."""
 
@@ -163,6 +198,10 @@ class Request:
     answer: Any = None
     attempt: Attempt | None = None
     """The attempt that landed it, or may have."""
+    offer: Offer | None = None
+    """By which others may have landed it, or may still."""
+    offered_row: int = 0
+    """Where its rows begin in the offer."""
     landed: Landed | None = None
     """Where its rows are."""
     settled: bool = False
@@ -195,6 +234,11 @@ class Request:
         if self.files:
             return tuple(file.name for file in self.files)
         return id(self.rule if self.rule is not None else self.batch)
+
+    def land_by_others(self, landed: Landed, first_row: int) -> None:
+        """Another writer has landed the offer."""
+        self.first_row, self.rows = first_row, self.weight[0]
+        self.landed, self.error, self.settled = landed, None, True
 
     def wake(self) -> None:
         """Let its caller go on; each caller waits once. To be called under the group's lock."""

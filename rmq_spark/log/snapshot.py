@@ -4,14 +4,14 @@ A snapshot names the folds that it holds. Absent means unknown, never empty: who
 older snapshot and folds the records behind that. It also names the digest of the commit it stands on; if the chain does
 not hold that commit, or the file is damaged, it is passed over.
 
-Those that a mark names are part of the log: they hold what the expired messages said.
+Those that a mark names are part of the log, in `floors/`: they hold what the expired messages said.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -39,19 +39,22 @@ _DAMAGED: Final = (CorruptDataError, UnsupportedVersionError, AttributeError, Ke
 _log = logging.getLogger(__name__)
 
 
-def write_snapshot(
-    storage: Storage, root: str, state: LogState, nonce: str, *, named: Iterable[str] = (), durable: bool = False
-) -> SnapshotRef:
-    """Write a snapshot of `state`, and drop older ones that tell nothing more.
+def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str) -> str:
+    """Write a snapshot of `state`, drop older ones that tell nothing more, and return its path."""
+    path = paths.snapshot(root, state.offset, nonce)
+    _create(storage, path, state, nonce, durable=False)
+    _drop_older(storage, root, path.rsplit("/", 1)[1], set(state.folds))
+    return path
 
-    Args:
-        storage: of the log.
-        root: of the log.
-        state: what it is a copy of.
-        nonce: makes its name.
-        named: snapshots that a mark names; they stay.
-        durable: whether it survives power loss.
-    """
+
+def write_floor(storage: Storage, root: str, state: LogState, nonce: str) -> SnapshotRef:
+    """Write `state` durably for a mark to name. Only marks decide how long it stays, so it has a place of its own."""
+    path = paths.floor(root, state.offset, nonce)
+    digest = _create(storage, path, state, nonce, durable=True)
+    return SnapshotRef(path.rsplit("/", 1)[1], state.offset, digest, tuple(sorted(state.folds)))
+
+
+def _create(storage: Storage, path: str, state: LogState, nonce: str, *, durable: bool) -> str:
     payloads = state.dump()
     batch = pa.RecordBatch.from_arrays(
         [pa.array(list(payloads), pa.string()), pa.array(list(payloads.values()), pa.binary())],
@@ -67,17 +70,15 @@ def write_snapshot(
         "folds": sorted(state.folds),
     }
     encoded = file_encoder.encode(file_encoder.make_blocks("snapshot", [batch]), doc)
-    path = paths.snapshot(root, state.offset, nonce)
     storage.create_if_absent(path, encoded, durable=durable)
-    _drop_older(storage, root, {path.rsplit("/", 1)[1], *named}, set(state.folds))
-    return SnapshotRef(path.rsplit("/", 1)[1], state.offset, encoded.tail.digest, tuple(sorted(state.folds)))
+    return encoded.tail.digest
 
 
-def _drop_older(storage: Storage, root: str, kept: set[str], told: set[str]) -> None:
+def _drop_older(storage: Storage, root: str, kept: str, told: set[str]) -> None:
     """Delete all but the newest few; an older one that alone holds some fold stays."""
     listed = sorted(_names(storage, root), reverse=True)
     for number, name in enumerate(listed):
-        if name in kept or number < KEEP:
+        if name == kept or number < KEEP:
             continue
         try:
             folds = set(read_meta(storage, f"{paths.snapshots(root)}/{name}", "snapshot").doc.get("folds", ()))
@@ -185,7 +186,7 @@ def _vouched_payloads(storage: Storage, root: str, path: str, mark: Mark) -> dic
 
 
 def _named_payloads(storage: Storage, root: str, named: SnapshotRef) -> dict[str, bytes]:
-    meta = read_meta(storage, f"{paths.snapshots(root)}/{named.name}", "snapshot")
+    meta = read_meta(storage, f"{paths.floors(root)}/{named.name}", "snapshot")
     if meta.digest != named.digest:
         raise meta.corrupt("not the snapshot that the mark names", expected=named.digest)
     return read_payloads(storage, meta)

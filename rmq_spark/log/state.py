@@ -97,6 +97,8 @@ class LogState:
         self._by_topic: dict[str, Fold] = {}
         self._added: dict[tuple[str, int], int] = {}
         self._truncated: list[str] = []
+        self._state_topics: frozenset[str] = frozenset()
+        """Topics whose messages are records, whether or not a fold of this handle reads them; known during a trial."""
         self.touched: set[str] = set()
         """Names of the folds that have records on trial."""
         for kind in (*CORE_FOLDS, *folds):
@@ -200,6 +202,7 @@ class LogState:
         self._added.clear()
         self._truncated.clear()
         self.touched.clear()
+        self._state_topics = names.STATE_TOPICS.union(self._by_topic, *self.fold(FoldList).topics_of.values())
         self.journal.open()
 
     def admit(self, batch: MessageBatch | None, app: tuple[str, int] | None = None) -> None:
@@ -210,6 +213,7 @@ class LogState:
                 as it was before the call.
         """
         position, added = self.journal.position(), dict(self._added)
+        truncated, touched = len(self._truncated), set(self.touched)
         try:
             if app is not None:
                 self.fold(SinkBatches).land(*app)
@@ -219,20 +223,21 @@ class LogState:
                 self._refuse_state_rows(batch.topics())
         except BaseException:
             self.journal.undo(position)
-            self._added = added
+            self._added, self.touched = added, touched
+            del self._truncated[truncated:]
             raise
 
     def _refuse_state_rows(self, topics: Sequence[str]) -> None:
-        if kept := [topic for topic in topics if topic in self._by_topic or topic in names.STATE_TOPICS]:
+        if kept := [topic for topic in topics if topic in self._state_topics]:
             raise InvalidRequestError("state messages are appended one by one, not as a table", topics=kept)
 
     def _admit_rows(self, rows: Sequence[Row]) -> None:
-        if not any(row[_TOPIC] in self._by_topic or row[_TOPIC] in names.STATE_TOPICS for row in rows):
+        if not any(row[_TOPIC] in self._state_topics for row in rows):
             return
         for topic, members in groupby(rows, key=lambda row: row[_TOPIC]):
             fold = self._by_topic.get(topic)
             if fold is None:
-                if topic in names.STATE_TOPICS or topic in self._foreign_topics():
+                if topic in self._state_topics:
                     raise InvalidRequestError(
                         "no fold of this handle reads the topic; declare it with `use`", topic=topic
                     )
@@ -247,9 +252,6 @@ class LogState:
                 raise InvalidRequestError(
                     "not a state message that can be read back", topic=topic, reason=describe(error)
                 ) from error
-
-    def _foreign_topics(self) -> set[str]:
-        return {topic for topics in self.fold(FoldList).topics_of.values() for topic in topics}
 
     def _trial_records(self, fold: Fold, topic: str, rows: Sequence[Row]) -> Records:
         wanted = fold.columns

@@ -220,7 +220,7 @@ class _Verifier:
                 raise CorruptDataError("state at the floor does not count the segments' rows")
         except (RmqError, *_UNREADABLE) as error:
             named = next((each.name for each in mark.snapshots if each.offset == mark.floor), None)
-            path = paths.mark(self._root, mark.epoch) if named is None else f"{paths.snapshots(self._root)}/{named}"
+            path = paths.mark(self._root, mark.epoch) if named is None else f"{paths.floors(self._root)}/{named}"
             self._damage(path, _text(error))
         state.offset, state.digest = mark.floor, mark.floor_digest
         return state
@@ -367,6 +367,14 @@ class _Verifier:
 
     def _check_snapshots(self, mark: Mark) -> None:
         starts = Queues.load(mark.starts)
+        for named in mark.snapshots:
+            path = f"{paths.floors(self._root)}/{named.name}"
+            self._report.snapshots += 1
+            try:
+                if (meta := self._whole(path)).digest != named.digest:
+                    raise meta.corrupt("not the snapshot that the mark names", expected=named.digest)
+            except RmqError as error:
+                self._damage(path, _text(error))
         for offset, name in sorted((offset, name) for offset, names in self._snapshots.items() for name in names):
             path = f"{paths.snapshots(self._root)}/{name}"
             try:
@@ -375,10 +383,7 @@ class _Verifier:
                 continue  # a newer one has taken its place
             except RmqError as error:
                 self._report.snapshots += 1
-                if name in {named.name for named in mark.snapshots}:
-                    self._damage(path, _text(error))
-                else:
-                    self._warn(path, f"damaged snapshot, readers skip it: {error}")
+                self._warn(path, f"damaged snapshot, readers skip it: {error}")
                 continue
             self._report.snapshots += 1
             if offset < mark.floor:

@@ -79,6 +79,16 @@ def snapshot(root: str, offset: int, nonce: str) -> str:
     return f"{root}/snapshots/{offset:020d}-{nonce}.arrow"
 
 
+def floors(root: str) -> str:
+    """Directory of the snapshots that marks name."""
+    return f"{root}/floors"
+
+
+def floor(root: str, offset: int, nonce: str) -> str:
+    """File of the state at a floor, before offset `offset`."""
+    return f"{root}/floors/{offset:020d}-{nonce}.arrow"
+
+
 def file_number(name: str) -> int | None:
     """The number of a commit or mark file, or None for a name that is not exactly one of theirs (a copy, say)."""
     found = _NUMBERED.fullmatch(name)

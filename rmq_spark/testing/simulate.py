@@ -59,6 +59,8 @@ class Batch:
     places: list[tuple[str, int]]
     acked: list[tuple[int, int]] | None = None
     """(queue offset, commit offset) of each message, once acknowledged."""
+    landed: bool = False
+    """True when it was acknowledged without its places."""
     refused: bool = False
     """True when the log said that nothing was written."""
     order: int = 0
@@ -245,8 +247,10 @@ class Simulation:
         return batch, MessageBatch.merge(parts)
 
     def _ack(self, batch: Batch, result: AppendResult) -> None:
-        assert result.queue_offsets is not None and result.commit_offsets is not None
         assert batch.acked is None
+        if result.queue_offsets is None or result.commit_offsets is None:
+            batch.landed = True  # by another writer, in a commit that was rolled before it could be read
+            return
         batch.acked = list(zip(result.queue_offsets.tolist(), result.commit_offsets.tolist(), strict=True))
         self.history.acks += 1
         batch.order = self.history.acks
@@ -311,6 +315,7 @@ class Simulation:
         last: dict[str, int] = {}
         for batch in sorted(self.history.batches, key=lambda batch: batch.order):
             there = [name in where for name in batch.ids]
+            assert all(there) or not batch.landed, f"seed {seed}: acknowledged batch is lost: {batch}"
             assert all(there) or not any(there), f"seed {seed}: half of {batch} is visible"
             if batch.acked is None:
                 continue

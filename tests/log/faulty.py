@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from rmq_spark.clock import Clock
 from rmq_spark.errors import PreconditionFailedError
 from rmq_spark.log.commit_log import AppendResult, CommitLog
+from rmq_spark.log.fold import Fold
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.request import Decision
 from rmq_spark.log.state import LogState
@@ -137,7 +138,12 @@ class FailingOps(FileOps):
 
 
 def open_log(
-    storage: Storage | None = None, *, clock: Clock | None = None, writer: str | None = None, **settings: Any
+    storage: Storage | None = None,
+    *,
+    clock: Clock | None = None,
+    writer: str | None = None,
+    folds: Iterable[type[Fold]] = (),
+    **settings: Any,
 ) -> CommitLog:
     given = {"delete_grace_ms": 0, "append_timeout_ms": 300, **settings}
     return CommitLog(
@@ -147,6 +153,7 @@ def open_log(
         settings=LogSettings(**given),
         clock=clock,
         writer=writer,
+        folds=folds,
     )
 
 
@@ -163,6 +170,13 @@ def ids(log: CommitLog, **query: Any) -> list[str]:
         rows = zip(*(batch.column(index).to_pylist() for index in range(3)), strict=True)
         found += [(offset, msg_id) for offset, msg_id, topic in rows if not topic.startswith("rmq_sys_")]
     return [msg_id for _, msg_id in sorted(found)]
+
+
+def forget_files(log: CommitLog) -> None:
+    """Let a handle read files anew: what it keeps of them is gone."""
+    with log.files._lock:
+        log.files._kept.clear()
+        log.files._kept_bytes = 0
 
 
 def append_if(log: CommitLog, batch: MessageBatch, expect: Callable[[LogState], str | None]) -> AppendResult:

@@ -6,10 +6,12 @@ import pyarrow as pa
 import pytest
 
 from rmq_spark.errors import CorruptDataError, NotFoundError
-from rmq_spark.log import file_format, file_reader, schema
-from rmq_spark.log.file_reader import FileReader, MetaCache, read_meta
+from rmq_spark.log import file_format, file_reader, files, schema
+from rmq_spark.log.file_reader import FileReader, read_meta
+from rmq_spark.log.files import LogFiles
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import write_row_file
+from rmq_spark.log.tail_index import fingerprint
 from rmq_spark.storage import paths
 from rmq_spark.storage.memory import MemoryStorage
 
@@ -94,55 +96,66 @@ def test_a_file_of_one_small_block_is_a_stretch() -> None:
 def test_metadata_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = MemoryStorage()
     path = written(storage, messages(300))
+    wanted = fingerprint(read_meta(storage, path, "rows").digest)
     parses = Parses(monkeypatch)
-    kept = MetaCache(4)
-    first = kept.read_meta(storage, path, "rows")
-    assert kept.read_meta(storage, path, "rows") is first
+    kept = LogFiles(storage, ROOT)
+    first = kept.meta(path, "rows", wanted)
+    assert kept.meta(path, "rows", wanted) is first
     assert parses.count == 1
 
 
-def test_another_file_under_the_same_name_is_parsed_anew() -> None:
+def test_another_file_under_the_same_name_is_not_taken_for_the_wanted_one() -> None:
     storage = MemoryStorage()
     path = written(storage, messages(300))
-    kept = MetaCache(4)
-    before = kept.read_meta(storage, path, "rows")
+    before = read_meta(storage, path, "rows")
     storage.delete(path)
     assert written(storage, messages(300, queue=1)) == path
-    after = kept.read_meta(storage, path, "rows")
+    after = read_meta(storage, path, "rows")
     assert after.digest != before.digest
     assert after.size == before.size, "the size alone does not tell them apart"
-    storage.delete(path)
-    with pytest.raises(NotFoundError):
-        kept.read_meta(storage, path, "rows")
+    kept = LogFiles(storage, ROOT)
+    with pytest.raises(NotFoundError, match="another file stands"):
+        kept.meta(path, "rows", fingerprint(before.digest))
+    assert kept.meta(path, "rows", fingerprint(after.digest)).digest == after.digest
 
 
-def test_the_same_path_in_another_store_is_another_file() -> None:
-    kept = MetaCache(4)
-    one, two = MemoryStorage(), MemoryStorage()
-    assert kept.read_meta(one, written(one, messages(300)), "rows").rows == 300
-    assert kept.read_meta(two, written(two, messages(200)), "rows").rows == 200
-
-
-def test_a_kept_file_of_another_kind_is_refused() -> None:
+def test_a_file_of_another_kind_is_refused() -> None:
     storage = MemoryStorage()
     path = written(storage, messages(300))
-    kept = MetaCache(4)
-    kept.read_meta(storage, path, "rows")
     with pytest.raises(CorruptDataError, match="another kind"):
-        kept.read_meta(storage, path, "segment")
+        LogFiles(storage, ROOT).meta(path, "segment", 0)
+
+
+def test_a_row_file_that_is_not_the_one_its_commit_names_is_damage_and_one_that_is_gone_is_not() -> None:
+    storage = MemoryStorage()
+    name = written(storage, messages(300)).rsplit("/", 1)[1]
+    digest = read_meta(storage, paths.data_file(ROOT, name), "rows").digest
+    kept = LogFiles(storage, ROOT)
+    assert kept.row_file(name, digest).rows == 300
+    with pytest.raises(CorruptDataError, match="not the row file"):
+        kept.row_file(name, digest[::-1])
+    storage.delete(paths.data_file(ROOT, name))
+    with pytest.raises(NotFoundError):
+        LogFiles(storage, ROOT).row_file(name, digest)
 
 
 def test_what_was_not_asked_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = MemoryStorage()
-    files = [written(storage, messages(300), nonce=f"n{number}") for number in range(3)]
+    listed = [written(storage, messages(300), nonce=f"n{number}") for number in range(3)]
+    metas = [read_meta(storage, path, "rows") for path in listed]
+    monkeypatch.setattr(files, "CACHED_BYTES", 2 * metas[0].tail_bytes)
     parses = Parses(monkeypatch)
-    kept = MetaCache(2)
-    for path in (files[0], files[1], files[0], files[2]):
-        kept.read_meta(storage, path, "rows")
+    kept = LogFiles(storage, ROOT)
+
+    def ask(number: int) -> None:
+        kept.meta(listed[number], "rows", fingerprint(metas[number].digest))
+
+    for number in (0, 1, 0, 2):
+        ask(number)
     assert parses.count == 3
-    kept.read_meta(storage, files[0], "rows")
+    ask(0)
     assert parses.count == 3
-    kept.read_meta(storage, files[1], "rows")
+    ask(1)
     assert parses.count == 4
 
 

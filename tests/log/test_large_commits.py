@@ -147,6 +147,6 @@ def test_one_bad_batch_does_not_fail_its_group() -> None:
     good = Request(many(count))
     log = open_log()
     log._commit_group([good, bad])
-    assert good.landed is not None
+    assert good.settled
     assert isinstance(bad.error, UnicodeDecodeError)
     assert sum(found.num_rows for found in log.scan()) == count

@@ -29,8 +29,11 @@ from rmq_spark.log import file_encoder, file_layout, verify_files
 from rmq_spark.log import roll as roll_module
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.core_folds import RowFiles, SinkBatches, Truncations
 from rmq_spark.log.expire import expire
 from rmq_spark.log.file_format import pack
+from rmq_spark.log.fold import Fold
+from rmq_spark.log.marks import SnapshotRef
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.recover import recover
 from rmq_spark.log.roll import roll
@@ -41,16 +44,19 @@ from rmq_spark.log.state import LogState
 from rmq_spark.log.verify import Finding, verify
 from rmq_spark.log.view import LogView
 from rmq_spark.model.settings import Flush, LogSettings
+from rmq_spark.rules.offsets import ConsumerOffsets
+from rmq_spark.rules.topics import GroupConfigs, TopicConfigs
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 from rmq_spark.storage.local import LocalStorage
 from rmq_spark.storage.memory import MemoryStorage
 
-OFFSETS = folds.ConsumerOffsets.topics[0]
+OFFSETS = ConsumerOffsets.topics[0]
+FOLDS = (TopicConfigs, GroupConfigs, ConsumerOffsets)
 
 
 def damage(storage: Storage) -> list[Finding]:
-    return [finding for finding in verify(storage, ROOT, BROKER).findings if finding.damage]
+    return [finding for finding in verify(storage, ROOT, BROKER, folds=FOLDS).findings if finding.damage]
 
 
 def warnings(storage: Storage) -> dict[str, str]:
@@ -92,67 +98,75 @@ def tagged(msg_id: str, tags: str, keys: str) -> MessageBatch:
 
 
 GOOD_RECORDS = [
-    (folds.TopicConfigs, {"topic": "t", "queues": {"b": 4}, "perm": 6}),
-    (folds.TopicConfigs, {"topic": "t", "deleted": True}),
-    (folds.GroupConfigs, {"group": "g", "any": 1}),
-    (folds.GroupConfigs, {"group": "g", "deleted": True}),
-    (folds.ConsumerOffsets, {"group": "g", "topic": "t", "offsets": {"0": 5}}),
-    (folds.ConsumerOffsets, {"group": "g", "deleted": True}),
-    (folds.Truncations, {"topic": "t"}),
-    (folds.RowFiles, {"claim": ["a.arrow"]}),
-    (folds.RowFiles, {"gone": ["a.arrow"]}),
-    (folds.SinkBatches, {"app": "a", "batch": 3}),
+    (TopicConfigs, {"topic": "t", "queues": {"b": 4}, "perm": 6}),
+    (TopicConfigs, {"topic": "t", "deleted": True}),
+    (GroupConfigs, {"group": "g", "any": 1}),
+    (GroupConfigs, {"group": "g", "deleted": True}),
+    (ConsumerOffsets, {"group": "g", "topic": "t", "offsets": {"0": 5}}),
+    (ConsumerOffsets, {"group": "g", "deleted": True}),
+    (Truncations, {"topic": "t"}),
+    (RowFiles, {"claim": ["a.arrow"]}),
+    (RowFiles, {"gone": ["a.arrow"]}),
+    (SinkBatches, {"app": "a", "batch": 3}),
 ]
 BAD_RECORDS = [
-    (folds.TopicConfigs, {"queues": {}}),
-    (folds.TopicConfigs, {"topic": "t"}),
-    (folds.TopicConfigs, {"topic": "t", "queues": ["b", 1]}),
-    (folds.TopicConfigs, {"topic": "t", "queues": {"b": "4"}}),
-    (folds.TopicConfigs, {"topic": [], "deleted": True}),
-    (folds.GroupConfigs, {}),
-    (folds.GroupConfigs, {"group": 1}),
-    (folds.ConsumerOffsets, {}),
-    (folds.ConsumerOffsets, {"group": "g", "topic": "t"}),
-    (folds.ConsumerOffsets, {"group": "g", "topic": "t", "offsets": [1]}),
-    (folds.ConsumerOffsets, {"group": "g", "topic": "t", "offsets": {"x": 1}}),
-    (folds.ConsumerOffsets, {"group": "g", "topic": "t", "offsets": {"0": None}}),
-    (folds.ConsumerOffsets, {"deleted": True}),
-    (folds.Truncations, {}),
-    (folds.Truncations, {"topic": None}),
-    (folds.RowFiles, {"claim": "a.arrow"}),
-    (folds.RowFiles, {"gone": [[]]}),
-    (folds.SinkBatches, {"app": "a"}),
-    (folds.SinkBatches, {"app": "a", "batch": "3"}),
-    (folds.SinkBatches, {"app": "a", "batch": True}),
+    (TopicConfigs, {"queues": {}}),
+    (TopicConfigs, {"topic": "t"}),
+    (TopicConfigs, {"topic": "t", "queues": ["b", 1]}),
+    (TopicConfigs, {"topic": "t", "queues": {"b": "4"}}),
+    (TopicConfigs, {"topic": [], "deleted": True}),
+    (GroupConfigs, {}),
+    (GroupConfigs, {"group": 1}),
+    (ConsumerOffsets, {}),
+    (ConsumerOffsets, {"group": "g", "topic": "t"}),
+    (ConsumerOffsets, {"group": "g", "topic": "t", "offsets": [1]}),
+    (ConsumerOffsets, {"group": "g", "topic": "t", "offsets": {"x": 1}}),
+    (ConsumerOffsets, {"group": "g", "topic": "t", "offsets": {"0": None}}),
+    (ConsumerOffsets, {"deleted": True}),
+    (Truncations, {}),
+    (Truncations, {"topic": None}),
+    (RowFiles, {"claim": "a.arrow"}),
+    (RowFiles, {"gone": [[]]}),
+    (SinkBatches, {"app": "a"}),
+    (SinkBatches, {"app": "a", "batch": "3"}),
+    (SinkBatches, {"app": "a", "batch": True}),
 ]
 POISON = [b"not json", b"\xff", b"{}", b"[1]", b"null", b'"x"', b"[" * 100_000]
 
 
 class TestStateMessages:
     @pytest.mark.parametrize(("fold", "value"), GOOD_RECORDS)
-    def test_a_good_record_passes(self, fold: type[folds.Fold], value: object) -> None:
-        folds.check_record(fold.topic, json.dumps(value).encode())
-        fold().apply(folds.decode(fold.topic, json.dumps(value).encode(), 0, 0), LogState().queues)
+    def test_a_good_record_passes(self, fold: type[Fold], value: object) -> None:
+        log = open_log(folds=FOLDS)
+        body = json.dumps(value).encode()
+        log.append(message("x", topic=fold.topics[0], body=body))
+        assert open_log(log.storage, folds=FOLDS).view.state.offset == log.view.state.offset
 
     @pytest.mark.parametrize(("fold", "value"), BAD_RECORDS)
-    def test_a_bad_record_is_refused(self, fold: type[folds.Fold], value: object) -> None:
+    def test_a_bad_record_is_refused(self, fold: type[Fold], value: object) -> None:
+        log = open_log(folds=FOLDS)
         with pytest.raises(InvalidRequestError, match=r"state message.*topic="):
-            folds.check_record(fold.topic, json.dumps(value).encode())
+            log.append(message("x", topic=fold.topics[0], body=json.dumps(value).encode()))
+        assert log.refresh().state.offset == 0
 
     @pytest.mark.parametrize("body", POISON, ids=lambda body: repr(body[:10]))
     def test_a_body_that_is_no_record_is_refused(self, body: bytes) -> None:
+        log = open_log(folds=FOLDS)
         with pytest.raises(InvalidRequestError):
-            folds.check_record(OFFSETS, body)
+            log.append(message("x", topic=OFFSETS, body=body))
+        assert log.refresh().state.offset == 0
 
     def test_messages_of_other_topics_are_not_looked_at(self) -> None:
-        folds.check_record("orders", b"not json")
+        log = open_log(folds=FOLDS)
+        log.append(message("x", topic="orders", body=b"not json"))
+        assert ids(log) == ["x"]
 
     @pytest.mark.parametrize("body", POISON, ids=lambda body: repr(body[:10]))
     def test_one_in_the_log_is_damage_that_names_topic_and_offset(self, body: bytes) -> None:
         log = filled(count=2)
         path = plant(log, prepare(message("x", topic=OFFSETS, body=body), 1 << 18))
         with pytest.raises(CorruptDataError, match=rf"topic='{OFFSETS}', offset=2"):
-            open_log(log.storage)
+            open_log(log.storage, folds=FOLDS)
         assert [(finding.path, finding.first) for finding in damage(log.storage)] == [(path, 2)]
 
     def test_they_never_go_into_row_files(self) -> None:
@@ -340,19 +354,17 @@ class TestVerifyLooksDeeper:
 
         monkeypatch.setattr(roll_module, "_read_rows", shifted)
         assert len(roll(log).segments) == 4
-        assert [finding.first for finding in damage(log.storage)] == [2, 3]
+        assert [finding.first for finding in damage(log.storage)] == [2], "one jump is one finding"
 
-    def test_a_segment_whose_state_counts_wrongly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_floor_whose_state_counts_wrongly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=4)
-        pack_state = roll_module.pack_state
+        floor_snapshot = roll_module.floor_snapshot
 
-        def wrong(state: LogState) -> str:
-            other = LogState.load(state.dump())
-            runs = prepare(message("x"), 1 << 18).runs
-            other.queues.advance(runs, [-1])
-            return pack_state(other)
+        def wrong(log: CommitLog, view: LogView) -> SnapshotRef:
+            view.state.queues.advance(prepare(message("x"), 1 << 18).runs, [-1])
+            return floor_snapshot(log, view)
 
-        monkeypatch.setattr(roll_module, "pack_state", wrong)
+        monkeypatch.setattr(roll_module, "floor_snapshot", wrong)
         roll(log)
         assert ["state" in finding.problem for finding in damage(log.storage)] == [True]
 
@@ -467,18 +479,18 @@ class TestVerifySnapshots:
     @pytest.mark.parametrize("floor", [False, True])
     def test_one_that_differs_from_the_log_is_damage(self, floor: bool) -> None:
         log = filled(count=3)
-        wrong = LogState.load(log.refresh().state.dump())
+        wrong, _ = LogState.load(log.refresh().state.dump())
         wrong.queues.advance(prepare(message("x"), 1 << 18).runs, [-1])
         if floor:
             roll(log)
-        path = write_snapshot(log.storage, ROOT, wrong, "5" * 32)
+        path = f"{paths.snapshots(ROOT)}/{write_snapshot(log.storage, ROOT, wrong, '5' * 32).name}"
         (found,) = damage(log.storage)
         assert found.path == path and "delete this snapshot" in found.problem and found.first is None
 
     def test_one_with_other_folds_is_damage(self) -> None:
         log = filled(count=3)
-        wrong = LogState.load(log.refresh().state.dump())
-        wrong.fold(folds.SinkBatches).land("app", 7)
+        wrong, _ = LogState.load(log.refresh().state.dump())
+        wrong.fold(SinkBatches).land("app", 7)
         write_snapshot(log.storage, ROOT, wrong, "5" * 32)
         assert len(damage(log.storage)) == 1
 
@@ -495,12 +507,12 @@ class TestVerifySnapshots:
         roll(other)
         expire(other, before_ms=clock.wall_ms - 2500)
         assert damage(log.storage) == []
-        log.append(message("cut", topic=folds.Truncations.topics[0], body=truncate))
+        log.append(message("cut", topic=Truncations.topics[0], body=truncate))
         log.snapshot()
         log.append(message("end"))
         log.snapshot()
         report = verify(log.storage, ROOT, BROKER)
-        assert report.ok and report.snapshots == 2
+        assert report.ok and report.snapshots == 3, "the last two, and the one at the floor"
 
 
 class TestForeignFiles:

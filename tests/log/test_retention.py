@@ -9,18 +9,18 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
-from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
+from faulty import BROKER, ROOT, Wrapped, forget_files, ids, message, open_log
 
 from rmq_spark.client.store import Store
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import DataExpiredError, NotFoundError, PreconditionFailedError
-from rmq_spark.log import expire as expire_module
-from rmq_spark.log import file_reader
+from rmq_spark.log import file_reader, scan
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.core_folds import RowFiles
 from rmq_spark.log.expire import expire
 from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.marks import SegmentRef
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import RowFile, write_row_file
@@ -232,15 +232,16 @@ class TestExpire:
             self.aged(clock) as log,
             open_log(log.storage, clock=clock, retention_ms=log.settings.retention_ms) as other,
         ):
-            real, seen = expire_module.read_meta, list[str]()
+            forget_files(log)
+            real, seen = log.files.segment, list[str]()
 
-            def overtaken(storage: Storage, path: str, kind: str) -> FileMeta:
-                seen.append(path)
+            def overtaken(segment: SegmentRef) -> FileMeta:
+                seen.append(segment.name)
                 if len(seen) == 1:
                     assert len(expire(other).segments) == 1
-                return real(storage, path, kind)
+                return real(segment)
 
-            monkeypatch.setattr(expire_module, "read_meta", overtaken)
+            monkeypatch.setattr(log.files, "segment", overtaken)
             assert expire(log).segments == ()
             assert ids(log) == ["b0", "b1", "c0", "c1"]
 
@@ -336,6 +337,7 @@ class TestScansMeetMaintenance:
         with TestExpire().aged(ManualClock()) as log:
             batches = log.scan(Query(columns=("msgId",)))
             expire(log)
+            forget_files(log)
             with pytest.raises(DataExpiredError) as caught:
                 self.pull(batches)
             assert caught.value.context == {"first": 0, "end": 2}
@@ -344,6 +346,7 @@ class TestScansMeetMaintenance:
         with TestExpire().aged(ManualClock()) as log:
             batches = log.scan(Query(columns=("msgId",), skip_expired=True))
             expire(log)
+            forget_files(log)
             assert sorted(self.pull(batches)) == ["b0", "b1", "c0", "c1"]
 
     def test_a_new_scan_begins_at_the_start(self) -> None:
@@ -352,8 +355,9 @@ class TestScansMeetMaintenance:
             assert sorted(self.pull(log.scan(Query(columns=("msgId",), start=0)))) == ["b0", "b1", "c0", "c1"]
 
     @pytest.mark.parametrize("read", range(6))
-    def test_files_move_under_a_scan(self, read: int) -> None:
+    def test_files_move_under_a_scan(self, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """After `read` batches the commits become a segment, then that is merged into another one."""
+        monkeypatch.setattr(scan, "GROUP_COMMITS", 1)  # each commit comes by itself
         storage = MemoryStorage()
         with open_log(storage) as log, open_log(storage) as other:
             fill(log, "a", "b", "c", "d", "e")
@@ -363,6 +367,7 @@ class TestScansMeetMaintenance:
             fill(other, "f", "g")
             roll(other)
             assert names(storage, "commitlog") == []
+            forget_files(log)
             rest = self.pull(batches)
             assert sorted([*itertools.chain(*seen), *rest]) == ["a", "b", "c", "d", "e"]
 

@@ -15,19 +15,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rmq_spark.clock import ManualClock
-from rmq_spark.errors import NotFoundError
-from rmq_spark.log import run_table, view
+from rmq_spark.errors import CorruptDataError
+from rmq_spark.log import files, run_table
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.core_folds import Truncations
 from rmq_spark.log.expire import expire
+from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import write_row_file
 from rmq_spark.log.run_table import RunIndex, RunTable
 from rmq_spark.log.scan import Query, ScanStats
-from rmq_spark.log.state import fingerprint
 from rmq_spark.model.settings import LogSettings
+from rmq_spark.storage.base import Storage
 from rmq_spark.storage.memory import MemoryStorage
 
 TOPICS = ("a", "b", "c")
@@ -236,7 +237,7 @@ class TestFilesThatMove:
     @pytest.fixture(autouse=True)
     def nothing_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As of a log that was opened by a snapshot: no commit was walked along, each has to be read."""
-        monkeypatch.setattr(view, "WALKED_BYTES", 0)
+        monkeypatch.setattr(files, "CACHED_BYTES", 0)
 
     def make(self, times: int) -> tuple[RollsBetween, RunIndex]:
         storage = RollsBetween(times)
@@ -258,7 +259,7 @@ class TestFilesThatMove:
     def test_a_file_that_is_missing_for_good_is_an_error(self) -> None:
         storage, index = self.make(0)
         storage.delete(f"{ROOT}/commitlog/{2:020d}.arrow")
-        with pytest.raises(NotFoundError):
+        with pytest.raises(CorruptDataError, match="missing"):
             index.list_runs(Query(end=4), everything)
 
 
@@ -272,24 +273,25 @@ class TestCommitsThatWereWalkedAlong:
 
     def test_are_not_read_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, reader = self.make()
-        monkeypatch.setattr(run_table, "read_meta", None)
+        asked: list[str] = []
+        real = files.read_meta
+
+        def read_meta(storage: Storage, path: str, kind: str) -> FileMeta:
+            asked.append(path)
+            return real(storage, path, kind)
+
+        monkeypatch.setattr(files, "read_meta", read_meta)
         rows = expand(RunIndex(reader).list_runs(Query(end=6), everything))
+        assert asked == [f"{ROOT}/commitlog/{6:020d}.arrow"], "only whether there is a next one"
         assert sorted(row[1:] for row in rows) == [("t", queue, offset) for queue in (0, 1) for offset in range(3)]
 
     def test_are_kept_up_to_a_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         storage, _ = self.make()
         one = len(storage.read(f"{ROOT}/commitlog/{0:020d}.arrow"))
-        monkeypatch.setattr(view, "WALKED_BYTES", 3 * one)
+        monkeypatch.setattr(files, "CACHED_BYTES", 3 * one)
         _, reader = self.make()
-        known = list(reader.view._walked)
+        known = [path for path, _ in reader.files._kept]
         assert known == [f"{ROOT}/commitlog/{first:020d}.arrow" for first in (3, 4, 5)]
-
-    def test_another_file_under_the_same_name_is_not_taken_for_it(self) -> None:
-        _, reader = self.make()
-        path = f"{ROOT}/commitlog/{2:020d}.arrow"
-        found = reader.view._walked[path]
-        assert reader.view.walked(path, fingerprint(found.digest)) is found
-        assert reader.view.walked(path, fingerprint(found.digest) + 1) is None
 
 
 def test_a_plan_is_made_while_nobody_changes_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

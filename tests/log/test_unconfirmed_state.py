@@ -17,16 +17,16 @@ from rmq_spark.errors import (
     CorruptDataError,
     FencedError,
     InvalidRequestError,
+    NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
     UnavailableError,
 )
 from rmq_spark.log import commit_log
-from rmq_spark.log.append import Landed
 from rmq_spark.log.collect import discard
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.group_commit import Request
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Request
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import write_row_file
 from rmq_spark.log.state import LogState
@@ -101,24 +101,27 @@ def test_an_unclear_append_is_not_forgotten_when_another_one_lands_after_a_faile
 
 
 @pytest.mark.parametrize("where", ["queues", "commits"])
-def test_an_interrupt_within_the_fold_makes_the_handle_load_anew(monkeypatch: Any, where: str) -> None:
+@pytest.mark.parametrize("whose", ["keep_trial", "apply"])
+def test_an_interrupt_within_the_fold_makes_the_handle_load_anew(monkeypatch: Any, where: str, whose: str) -> None:
     base = MemoryStorage()
     log = open_log(base)
     log.append(message("m0"))
-    original = LogState.apply
+    if whose == "apply":
+        open_log(base).append(message("m1"))
+    original = getattr(LogState, whose)
 
-    def interrupted(self: LogState, meta: Any, records: Any) -> None:
-        monkeypatch.setattr(LogState, "apply", original)
+    def interrupted(self: LogState, meta: Any, *records: Any) -> None:
+        monkeypatch.setattr(LogState, whose, original)
         if where == "queues":
             self.queues.advance(meta.runs, [-1])
         else:
-            original(self, meta, records)
+            original(self, meta, *records)
             del self.commits.firsts[-1:], self.commits.times[-1:], self.commits.sizes[-1:], self.commits.prints[-1:]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LogState, "apply", interrupted)
+    monkeypatch.setattr(LogState, whose, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        log.append(message("m1"))
+        log.append(message("m1")) if whose == "keep_trial" else log.refresh()
     log.append(message("m2"))
     log.snapshot()
     assert ids(log) == ids(open_log(base)) == ["m0", "m1", "m2"]
@@ -216,11 +219,11 @@ def test_a_row_that_rocketmq_would_refuse_is_refused_when_it_is_made(wrong: dict
 
 def test_a_caller_at_fault_does_not_fail_the_others_of_its_group() -> None:
     log = open_log(MemoryStorage())
-    broken = Request(MessageBatch([("t", 0, "i", None, None, 5, 0, 0, 0, None, 0, [])]))  # a body that is no bytes
+    broken = Request(MessageBatch([("t", 0, "i", 5, None, b"", 0, 0, 0, None, 0, [])]))  # tags that are no text
     good = Request(message("good"))
     log._commit_group([broken, good])
-    assert good.landed is not None
-    assert isinstance(broken.error, TypeError)
+    assert good.settled
+    assert isinstance(broken.error, TypeError | AttributeError)
     assert ids(log) == ["good"]
 
 
@@ -308,19 +311,19 @@ def test_an_interrupt_after_landing_does_not_make_a_group_land_again(monkeypatch
     requests = [Request(message("one")), Request(message("two"))]
     with monkeypatch.context() as patched:
         if where == "folded":  # the view knows of the commit, and the attempt is about to
-            real = log._view.take_own
+            real = log._view.apply_own_commit
 
-            def take_own(*args: Any) -> None:
+            def apply_own_commit(*args: Any) -> None:
                 real(*args)
                 raise KeyboardInterrupt
 
-            patched.setattr(log._view, "take_own", take_own)
+            patched.setattr(log._view, "apply_own_commit", apply_own_commit)
         else:  # it is known to have landed, and its callers are about to be told
 
-            def told(self: Any) -> None:
+            def told(*args: Any) -> None:
                 raise KeyboardInterrupt
 
-            patched.setattr(Landed, "offsets", property(told))
+            patched.setattr(log._appender, "_finish", told)
         with pytest.raises(KeyboardInterrupt):
             log._commit_group(requests)
     for request in requests:
@@ -362,7 +365,7 @@ def test_row_files_that_were_collected_between_two_tries_are_not_committed() -> 
         log.append_files([file])
     weak.before_create = None
     assert discard(open_log(base), [file.name])
-    with pytest.raises(PreconditionFailedError):
+    with pytest.raises((PreconditionFailedError, NotFoundError)):
         log.append_files([file])
     assert ids(open_log(base)) == []
 

@@ -11,6 +11,7 @@ from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.expire import expire
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Decision
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import write_row_file
 from rmq_spark.log.scan import Query
@@ -20,6 +21,17 @@ from rmq_spark.storage.memory import MemoryStorage
 
 ROOT, BROKER = "brokers/b", "b"
 PLACES = st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 3)), min_size=1, max_size=6)
+
+
+def only_at(end, batch):
+    """Append `batch` if the log ends at `end`."""
+
+    def decide(state):
+        if state.offset != end:
+            raise PreconditionFailedError("moved")
+        return Decision(None, batch)
+
+    return decide
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -98,11 +110,11 @@ class LogMachine(RuleBasedStateMachine):
         self.note(
             places,
             bodies,
-            self.logs[handle].append(batch, expect=lambda state: None if state.offset == end else "moved"),
+            self.logs[handle].decide(only_at(end, batch)).result,
         )
         with pytest.raises(PreconditionFailedError, match="moved"):
             other, _ = self.batch(places)
-            self.logs[1 - handle].append(other, expect=lambda state: None if state.offset == end else "moved")
+            self.logs[1 - handle].decide(only_at(end, other))
 
     @rule(handle=st.integers(0, 1), app=st.sampled_from(["x", "y"]), number=st.integers(0, 3), places=PLACES)
     def append_as_a_sink(self, handle, app, number, places):
