@@ -167,11 +167,11 @@ class Sending:
         """Make messages up and send them."""
         from rmq_spark.cli.made_up_load import Load, batches
         from rmq_spark.client.store import AUTO_CREATE_QUEUES
-        from rmq_spark.model import names
+        from rmq_spark.rules import system_topics
 
         store, name = self.store, self.defaults.topic
         load = Load(count=count, size=size, batch=batch, defaults=self.defaults)
-        names.check_sendable(name)
+        system_topics.check_sendable(name)
         topic = store.topic(name) if self.no_create else store.find_topic(name)
         topic = topic or store.create_topic(name, queues=AUTO_CREATE_QUEUES)
         for broker, made in batches(load, topic, store.clock):

@@ -59,7 +59,7 @@ def topic_sizes(store: Store, topics: Sequence[Topic]) -> dict[str, TopicSize]:
 
 def log_size(log: CommitLog) -> dict[str, Any]:
     """What a log holds: offsets, files, bytes and times, under the names that JSON results have."""
-    directories = (paths.commitlog, paths.segments, paths.data, paths.marks, paths.snapshots)
+    directories = (paths.commitlog, paths.segments, paths.data, paths.marks, paths.snapshots, paths.floors)
     files = [info.size for directory in directories for info in log.storage.list(directory(log.root))]
     return {"log": log.broker, **log.look(_extent), "files": len(files), "bytes": sum(files)}
 

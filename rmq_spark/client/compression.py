@@ -12,22 +12,18 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError
 from rmq_spark.log.arrow_columns import integers_of
+from rmq_spark.rules import sys_flag
 
-COMPRESSED: Final = 0x1
-"""sysFlag bit: the body is compressed."""
-ZLIB: Final = 0x300
-"""sysFlag bits 8 to 10: by zlib."""
 COMPRESS_OVER_BYTES: Final = 4096
 """RocketMQ's `compressMsgBodyOverHowmuch`."""
 _LEVEL: Final = 5
-_TYPE_MASK: Final = 0x700
 
 
 def compress(body: bytes, over_bytes: int | None) -> tuple[bytes, int]:
     """Return the body to store and its sysFlag bits; None or a small body leave it as it is."""
     if over_bytes is None or len(body) < over_bytes:
         return body, 0
-    return zlib.compress(body, _LEVEL), COMPRESSED | ZLIB
+    return zlib.compress(body, _LEVEL), sys_flag.compressed_by_zlib()
 
 
 def compress_column(bodies: pa.BinaryArray, over_bytes: int) -> tuple[pa.BinaryArray, npt.NDArray[np.int32]]:
@@ -45,7 +41,7 @@ def compress_column(bodies: pa.BinaryArray, over_bytes: int) -> tuple[pa.BinaryA
     # Only bodies that are compressed are touched one by one; zlib costs far more than the loop.
     made = [zlib.compress(bodies[row].as_buffer(), _LEVEL) for row in large.tolist()]
     smaller = np.array([len(new) for new in made]) < lengths[large]
-    flags[large[smaller]] = COMPRESSED | ZLIB
+    flags[large[smaller]] = sys_flag.compressed_by_zlib()
     mask = np.zeros(len(bodies), np.bool_)
     mask[large[smaller]] = True
     new = pa.array([body for body, wanted in zip(made, smaller.tolist(), strict=True) if wanted], pa.binary())
@@ -61,13 +57,13 @@ def decompress(batch: pa.RecordBatch) -> pa.RecordBatch:
     # A batch that came as Arrow may have nulls for flags: no flag is set.
     column = batch.column("sysFlag")
     flags = integers_of(pc.fill_null(column, 0) if column.null_count else column)
-    marked = (flags & COMPRESSED) != 0
+    marked = (flags & sys_flag.COMPRESSED) != 0
     if not marked.any():
         return batch
     bodies = batch.column("body").to_pylist()
     # Only compressed messages are touched one by one; zlib costs far more than the loop.
     for row in np.flatnonzero(marked).tolist():
-        if int(flags[row]) & _TYPE_MASK not in (0, ZLIB):
+        if not sys_flag.is_zlib(int(flags[row])):
             raise CorruptDataError("body is compressed by a method that is not known here", sysFlag=int(flags[row]))
         try:
             bodies[row] = zlib.decompress(bodies[row])

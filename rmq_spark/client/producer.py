@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from rmq_spark.client.store import AUTO_CREATE_QUEUES, Store, Topic
 from rmq_spark.errors import InvalidRequestError, NotFoundError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import UNCLEAR_REMEMBERED, AppendResult
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.model import names
-from rmq_spark.model.java_hash import java_hash
 from rmq_spark.model.message import Message
 from rmq_spark.model.message_id import UniqueIds, own_address
+from rmq_spark.model.message_row import MessageRow
+from rmq_spark.rules import delay, routing, system_topics
 
 ROUTE_SECONDS = 30
 """How long a topic's queues are remembered, as RocketMQ's clients poll routes."""
@@ -23,7 +22,10 @@ ROUTE_SECONDS = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendResult:
-    """Where a message went. With `buffered` flush the offsets are None: it is not in the log yet."""
+    """Where a message went. With `buffered` flush the offsets are None: it is not in the log yet.
+
+    A delayed message has no `queue_offset`: it gets one when it is delivered. Until then it waits at `commit_offset`.
+    """
 
     msg_id: str
     topic: str
@@ -41,9 +43,15 @@ class _Prepared:
     messages: tuple[Message, ...]
     broker: str
     placed: list[tuple[str, int]]
+    """Id and queue of each; a delayed message waits elsewhere until it gets there."""
+    rows: list[MessageRow]
     batch: MessageBatch
     result: AppendResult | None = None
     """Set once they landed; a send may be interrupted after that, too."""
+
+    def waits(self, row: int) -> bool:
+        """Whether a message is delayed."""
+        return system_topics.is_waiting(self.rows[row].topic)
 
 
 class Producer:
@@ -53,17 +61,26 @@ class Producer:
         store: an open store.
         auto_create: create unknown topics with 4 queues, as RocketMQ's brokers do by default.
         compress_over_bytes: compress bodies of at least so many bytes (RocketMQ: 4096); None never does.
+        delays: delay levels, and how far ahead a delivery time may be.
     """
 
-    def __init__(self, store: Store, *, auto_create: bool = True, compress_over_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        auto_create: bool = True,
+        compress_over_bytes: int | None = None,
+        delays: delay.DelaySettings = delay.DEFAULT,
+    ) -> None:
         self._store = store
         self._auto_create = auto_create
         self._compress_over = compress_over_bytes
+        self._delays = delays
         self._ids = UniqueIds(store.clock)
         self._host = own_address()
         self._lock = threading.Lock()
         self._routes: dict[str, tuple[int, Topic]] = {}
-        self._turns: dict[str, itertools.count[int]] = {}
+        self._turns = routing.RoundRobin(lambda: int(store.clock.token()[-8:], 16))
         self._unclear: dict[tuple[int, ...], _Prepared] = {}
         """Sends whose outcome is not known, by the identity of their messages."""
 
@@ -75,7 +92,8 @@ class Producer:
 
         Raises:
             NotFoundError: the topic does not exist and `auto_create` is off.
-            InvalidRequestError: the topic is reserved, or has no queue of the number asked for.
+            InvalidRequestError: the topic is reserved, or has no queue of the number asked for; or the delivery
+                time is too far ahead.
             RmqError: as `CommitLog.append` says.
         """
         return self.send_batch([message])[0]
@@ -129,7 +147,7 @@ class Producer:
                 topic=message.topic,
                 broker=prepared.broker,
                 queue_id=queue,
-                queue_offset=queue_offsets[row] if queue_offsets else None,
+                queue_offset=queue_offsets[row] if queue_offsets and not prepared.waits(row) else None,
                 commit_offset=commits[row] if commits else None,
                 store_timestamp_ms=result.store_ms,
             )
@@ -141,44 +159,44 @@ class Producer:
         drawn = iter(self._ids.draw(len(messages)))
         broker = ""
         placed: list[tuple[str, int]] = []
-        parts: list[MessageBatch] = []
+        rows: list[MessageRow] = []
         for message in messages:
             broker, queue = self._place(message, broker)
             msg_id = message.msg_id or next(drawn)
-            body, sys_flag = compress(message.body, self._compress_over)
+            body, flags = compress(message.body, self._compress_over)
             placed.append((msg_id, queue))
-            parts.append(
-                MessageBatch.of(
-                    topic=message.topic,
-                    queue_id=queue,
-                    msg_id=msg_id,
-                    body=body,
-                    born_timestamp_ms=now if message.born_timestamp_ms is None else message.born_timestamp_ms,
-                    tags=message.tags,
-                    keys=message.keys_text(),
-                    flag=message.flag,
-                    sys_flag=sys_flag,
-                    born_host=self._host,
-                    properties=message.stored_properties().items(),
-                )
+            row = MessageRow(
+                topic=message.topic,
+                queue_id=queue,
+                msg_id=msg_id,
+                tags=message.tags,
+                keys=message.keys_text(),
+                body=body,
+                flag=message.flag,
+                sys_flag=flags,
+                born_ms=now if message.born_timestamp_ms is None else message.born_timestamp_ms,
+                born_host=self._host,
+                reconsume_times=0,
+                properties=list(message.stored_properties().items()),
             )
-        return _Prepared(tuple(messages), broker, placed, MessageBatch.merge(parts))
+            rows.append(delay.park(row, delay.of_message(message, now), now, self._delays))
+        return _Prepared(tuple(messages), broker, placed, rows, MessageBatch.from_rows(rows))
 
-    def _place(self, message: Message, broker: str) -> tuple[str, int]:
-        """The broker and queue of a message: explicit queue, sharding key's hash, or the next in turn."""
-        topic = self._route(message.topic)
-        queues = [place for place in topic.message_queues() if not broker or place[0] == broker]
-        if not queues:
-            raise InvalidRequestError("topics of one batch must share a broker", topic=message.topic, broker=broker)
-        if message.queue_id is not None:
-            at = next((place for place in queues if place[1] == message.queue_id), None)
-            if at is None:
-                raise InvalidRequestError("no such queue", topic=message.topic, queue=message.queue_id)
-            return at
-        if message.sharding_key is not None:
-            # Java's remainder keeps the sign, then abs: RocketMQ's SelectMessageQueueByHash.
-            return queues[abs(java_hash(message.sharding_key)) % len(queues)]
-        return queues[next(self._turns[message.topic]) % len(queues)]
+    def _place(self, message: Message, broker: str) -> routing.Place:
+        """The broker and queue of a message; `broker` is the one that others of its batch go to."""
+        queues = self._route(message.topic).message_queues()
+        if broker:
+            queues = [place for place in queues if place[0] == broker]
+            if not queues:
+                raise InvalidRequestError("topics of one batch must share a broker", topic=message.topic, broker=broker)
+        return routing.place(
+            message.topic,
+            queues,
+            self._turns.next,
+            queue_id=message.queue_id,
+            sharding_key=message.sharding_key,
+            priority=message.priority,
+        )
 
     def _route(self, name: str) -> Topic:
         now = self._store.clock.elapsed_ns()
@@ -186,7 +204,7 @@ class Producer:
             known = self._routes.get(name)
             if known is not None and now - known[0] < ROUTE_SECONDS * 1_000_000_000:
                 return known[1]
-        names.check_sendable(name)
+        system_topics.check_sendable(name)
         topic = self._store.find_topic(name)
         if topic is None and not self._auto_create:
             raise NotFoundError("no such topic; create it first", topic=name)
@@ -194,6 +212,4 @@ class Producer:
             topic = self._store.create_topic(name, queues=AUTO_CREATE_QUEUES)
         with self._lock:
             self._routes[name] = (now, topic)
-            start = int(self._store.clock.token()[-8:], 16)
-            self._turns.setdefault(name, itertools.count(start))
         return topic

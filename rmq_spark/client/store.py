@@ -24,6 +24,7 @@ from rmq_spark.log.request import Decision
 from rmq_spark.log.state import LogState
 from rmq_spark.model import names
 from rmq_spark.model.settings import LogSettings
+from rmq_spark.rules import system_topics
 from rmq_spark.rules.all_folds import NAMESERVER_FOLDS
 from rmq_spark.rules.topics import TopicConfigs
 from rmq_spark.storage import paths
@@ -185,7 +186,7 @@ class Store:
             config = {"topic": name, "queues": wanted, "perm": 6}
             return Decision(wanted, records=[(TopicConfigs.topics[0], config)])
 
-        names.check_sendable(name)
+        system_topics.check_sendable(name)
         wanted = {names.check_broker(broker): names.check_queues(queues) for broker in brokers}
         known = self.find_topic(name)
         queues_there = dict(known.queues) if known is not None else self.nameserver.decide(create).answer

@@ -12,29 +12,30 @@ whichever try lands, it lands once. Overtaken in 5: the folded state says whethe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import (
-    ClockSkewError,
     ExistsError,
     FencedError,
     LostRaceError,
     NotFoundError,
     OutcomeUnknownError,
-    PreconditionFailedError,
     RmqError,
     UnavailableError,
 )
-from rmq_spark.log.core_folds import CORE_FOLDS, FoldList, RowFiles, SinkBatches
+from rmq_spark.log.announce import Helped, is_offerable
+from rmq_spark.log.ask import Asker
+from rmq_spark.log.core_folds import CORE_FOLDS
 from rmq_spark.log.disk_gauge import DiskGauge
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.request import Attempt, Decision, Offsets, Outcome, Request
+from rmq_spark.log.offers import Offers
+from rmq_spark.log.pace import Pace
+from rmq_spark.log.request import Attempt, Offer, Offsets, Outcome, Request
 from rmq_spark.log.rows import PreparedRows, prepare, prepare_references
 from rmq_spark.log.state import WRITER_TTL_MS, LogState
 from rmq_spark.log.view import Landing, LogView
@@ -43,9 +44,6 @@ from rmq_spark.storage import paths
 
 TURN_SECONDS = 0.05
 TRIES_A_TURN = 8
-CONSECUTIVE_WINS = 16
-BUSY_GAP_NS = 2_000_000_000
-RIVALS_REMEMBERED = 64
 
 _CORE_NAMES: Final = frozenset(fold.name for fold in CORE_FOLDS)
 
@@ -59,22 +57,22 @@ class Appender:
         self._clock = clock
         self._handle = clock.token()
         self._writer = writer or self._handle
+        self._place = paths.commitlog(view.root)
         last = view.state.last_append(self._writer)
         self._epoch = 0 if writer is None else (last.epoch + 1 if last else 1)
         self._seq = 0
-        self._records = 0
         self._pending: list[Attempt] = []
         """Attempts whose outcome is not known yet."""
         self._prepared: tuple[list[MessageBatch], PreparedRows] | None = None
         """What was prepared last, and from which batches: a lost race does not repeat it."""
-        self._pace = (clock.now_ms(), clock.elapsed_ns())
+        self._pace = Pace(clock, settings.clock_ahead_max_ms)
         self._gauge = DiskGauge(view.storage, settings.disk_full_ratio, clock)
-        self._wins = 0
-        self._last_win = 0
+        self._offers = Offers(view, self._pace, clock)
+        self._asker = Asker(view, self._handle, self._offers)
+        self._has_turns = False
+        """Whether the storage has a turn to wait for; known once it was had."""
         self._fresh = False
         """Whether the view was refreshed since the requests at hand came."""
-        self._rivals = RIVALS_REMEMBERED
-        """Above zero while others were seen to append lately: only then is it worth a look before a write."""
         view.on_commit = self._settle_from_walk
         view.on_load = self._settle_after_reload
 
@@ -95,50 +93,88 @@ class Appender:
         self._gauge.check(sum([request.weight[1] for request in todo]))
         if todo[0].files:
             self._prepared = ([], prepare_references(self._view.storage, self._view.root, todo[0].files))
-        deadline = self._deadline()
+        try:
+            self._race(todo, self._deadline())
+        finally:
+            self._offers.withdraw()
+
+    def _race(self, todo: Sequence[Request], deadline: int) -> None:
+        """Try slot after slot until the requests are answered, by this handle or by one that helps it."""
         losses = 0
+        # What a named writer sends must not land after another has taken over its name.
+        may_offer = self._epoch == 0 and is_offerable(todo)
         while True:
-            with self._view.storage.turn(paths.commitlog(self._view.root), TURN_SECONDS) as held:
+            # Who finds the turn taken offers its rows to whoever has it, and then waits.
+            offers = may_offer and self._pace.has_rivals and (self._has_turns or losses > 0)
+            with self._view.storage.turn(self._place, 0.0 if offers and not losses else TURN_SECONDS) as held:
+                self._has_turns = self._has_turns or held
+                if offers and not held:
+                    self._offers.make(todo)
+                    may_offer = False
+                    if self._has_turns:
+                        continue
                 for _ in range(TRIES_A_TURN if held else 1):
-                    if not self._view.trusted:
+                    if not self._view.trusted or self._offers.current is not None:
                         # A commit on a state that was not confirmed could name an orphan as its predecessor.
                         self._refresh()
+                    if self._was_helped(todo):
+                        return
                     if losses and self._clock.elapsed_ns() > deadline:
                         raise LostRaceError(
                             "other writers took every slot until the deadline; nothing was written",
                             attempts=losses,
                             timeout_ms=self._settings.append_timeout_ms,
                         )
-                    state = self._view.state
-                    if held and self._rivals and self._view.storage.exists(paths.commit(self._view.root, state.offset)):
-                        self._rivals = RIVALS_REMEMBERED
-                        self._refresh()  # somebody appended while we waited: do not write in vain
+                    if held and self._pace.has_rivals and self._slot_is_taken():
                         continue
                     if self._try(todo, deadline):
-                        break
+                        self._pace.yield_to_rivals(held, losses)
+                        return
                     losses += 1
-                    self._rivals = RIVALS_REMEMBERED
+                    self._pace.note_rival()
                     for request in todo:
-                        request.error = None  # a refusal that stood on a state which is not the log's
-                else:
-                    continue
-            self._rivals = max(0, self._rivals - 1)
-            self._yield_to_rivals(held, losses)
-            return
+                        request.error = None  # a refusal that stood on a state which is not the log's; asked again
+
+    def _slot_is_taken(self) -> bool:
+        """Whether somebody appended while we waited: then the view is fresh again, and nothing was written in vain."""
+        if not self._view.storage.exists(paths.commit(self._view.root, self._view.state.offset)):
+            return False
+        self._pace.note_rival()
+        self._refresh()
+        return True
+
+    def _was_helped(self, todo: Sequence[Request]) -> bool:
+        """Whether another writer has landed what this one offers."""
+        offer = self._offers.current
+        if offer is None or offer.landed is None:
+            return False
+        landed = offer.landed
+        self._secure_up_to(landed.slot)
+        for request in todo:
+            request.land_by_others(landed, request.offered_row)
+        return True
 
     def _is_known(self, request: Request) -> bool:
         """Whether the same request came before, and is known to have landed, or cannot be known."""
         try:
             return self._has_landed(request)
-        except RmqError as error:
+        except OutcomeUnknownError as error:
             request.error = error
-            return True
+        except RmqError as error:
+            request.error = OutcomeUnknownError(
+                "it could not be found out whether the append landed; append the same batch again", cause=str(error)
+            )
+        return True
 
     def _has_landed(self, request: Request) -> bool:
         earlier = request.earlier
-        while earlier is not None and earlier.attempt is None:
+        while earlier is not None and earlier.attempt is None and earlier.offer is None:
             earlier = earlier.earlier  # that one was interrupted before it was tried
-        if earlier is None or earlier.attempt is None:
+        if earlier is None:
+            return False
+        if earlier.offer is not None and self._was_landed_by_others(request, earlier, earlier.offer):
+            return True
+        if earlier.attempt is None:
             return False
         attempt = request.attempt = earlier.attempt
         request.first_row, request.rows, request.answer = earlier.first_row, earlier.rows, earlier.answer
@@ -154,8 +190,24 @@ class Appender:
             request.attempt = None
             return False
         self._secure(attempt)
+        request.landed = attempt.landed
         request.repeated, request.settled = not written_now, True
         return True
+
+    def _was_landed_by_others(self, request: Request, earlier: Request, offer: Offer) -> bool:
+        """Whether an offer of the request's rows has landed; if that is not settled yet, the request carries it on."""
+        if offer.outcome is Outcome.UNCLEAR:
+            self._refresh()
+        if offer.outcome is Outcome.FORGOTTEN:
+            raise OutcomeUnknownError("the log no longer records the outcome of this append: the writer slept too long")
+        if offer.landed is not None:
+            self._secure_up_to(offer.landed.slot)
+            request.land_by_others(offer.landed, earlier.offered_row)
+            request.repeated = True
+            return True
+        if offer.outcome is Outcome.UNCLEAR:
+            request.offer, request.offered_row = offer, earlier.offered_row
+        return False
 
     def _resolve(self, attempt: Attempt) -> bool:
         """Find out what became of an attempt by reading, or else by trying the same bytes at the same name again.
@@ -183,15 +235,16 @@ class Appender:
         """One attempt at the current end. False: lost, or overtaken; the view is fresh again."""
         state = self._view.state
         self._refuse_fenced(state)
-        state.open_trial(self._stamp(state))
+        state.open_trial(self._pace.stamp(state.store_ms))
         attempt: Attempt | None = None
         try:
             try:
-                self._ask(state, todo)
-                rows = self._prepare(state, todo)
+                self._asker.ask(state, todo)
+                helped = [] if todo[0].files else self._offers.of_others(state)
+                rows = self._prepare(state, todo, helped)
                 if rows is None:
                     return self._answer(state, todo)
-                attempt = self._plan(state, rows, todo)
+                attempt = self._plan(state, rows, todo, helped)
                 if self._settings.flush is Flush.SYNC and not self._settle_predecessors(state):
                     attempt.become(Outcome.LOST)
                     return False
@@ -235,7 +288,7 @@ class Appender:
     def _fail(self, todo: Sequence[Request], attempt: Attempt | None, error: RmqError) -> NoReturn:
         """The attempt failed. Answers and refusals are taken back: only its landing would have made them true."""
         for request in todo:
-            if request.admitted is None and not request.files:
+            if request.admitted is None and not request.files and not isinstance(request.error, OutcomeUnknownError):
                 request.error = UnavailableError("nothing was written: the commit before it failed", cause=str(error))
         if attempt is not None:
             if attempt.outcome is Outcome.PLANNED:
@@ -248,68 +301,13 @@ class Appender:
     def _finish(self, todo: Sequence[Request]) -> None:
         for request in todo:
             if request.error is None:
+                if request.attempt is not None:
+                    request.landed = request.attempt.landed
                 request.settled = True
-
-    # ------------------------------------------------------------ step 1: asking
-
-    def _ask(self, state: LogState, todo: Sequence[Request]) -> None:
-        """Ask each request on the state as those before it will have left it."""
-        for request in todo:
-            request.admitted, request.attempt, request.error = None, None, None
-            request.repeated, request.rows = False, 0
-            try:
-                self._ask_one(state, request)
-            except Exception as error:  # noqa: BLE001 - a rule's own fault is its own caller's
-                request.admitted, request.error = None, error
-
-    def _ask_one(self, state: LogState, request: Request) -> None:
-        if request.app is not None and state.fold(SinkBatches).last.get(request.app[0], -1) >= request.app[1]:
-            request.repeated = True
-            return
-        if request.files:
-            self._check_files(state.fold(RowFiles), [file.name for file in request.files])
-            state.admit(None, request.app)
-            request.rows = sum(file.rows for file in request.files)
-            return
-        batch = request.batch
-        if request.rule is not None:
-            decision = request.rule(state)
-            request.answer, batch = decision.answer, self._decided_rows(state, decision)
-        if batch is not None:
-            state.admit(batch, request.app)
-            request.admitted, request.rows = batch, batch.num_rows
-
-    def _decided_rows(self, state: LogState, decision: Decision[object]) -> MessageBatch | None:
-        rows = [decision.rows] if decision.rows is not None else []
-        rows += [self._record(state, topic, value) for topic, value in decision.records]
-        return MessageBatch.merge(rows) if rows else None
-
-    def _record(self, state: LogState, topic: str, value: object) -> MessageBatch:
-        self._records += 1
-        return MessageBatch.of(
-            topic=topic,
-            queue_id=0,
-            msg_id=f"{self._handle[:20]}{self._records:012x}".upper(),
-            body=json.dumps(value, separators=(",", ":")).encode(),
-            born_timestamp_ms=state.now_ms,
-        )
-
-    def _check_files(self, known: RowFiles, files: Sequence[str]) -> None:
-        if claimed := sorted(known.claimed.keys() & set(files)):
-            raise PreconditionFailedError(
-                "row files were collected as orphans before the commit; write them again", files=claimed[:5]
-            )
-        if taken := sorted(known.referenced.keys() & set(files)):
-            raise PreconditionFailedError("row files are in the log already", files=taken[:5])
-        # A claim that was signed off is forgotten, but its files were deleted before: this look, made after the state
-        # was folded up to here, sees that. A claim that comes later finds this commit and gives way.
-        place = self._view.root
-        if gone := [name for name in files if not self._view.storage.exists(paths.data_file(place, name))]:
-            raise PreconditionFailedError("row files are gone; write them again", files=gone[:5])
 
     # ------------------------------------------------------------ step 2: preparing
 
-    def _prepare(self, state: LogState, todo: Sequence[Request]) -> PreparedRows | None:
+    def _prepare(self, state: LogState, todo: Sequence[Request], helped: Sequence[Helped]) -> PreparedRows | None:
         """The rows of all who are admitted; None if there is nothing to append."""
         head = todo[0]
         if head.files:
@@ -323,7 +321,8 @@ class Appender:
                 batches.append(request.admitted)
         if not batches:
             return None
-        if new := self._new_folds(state):
+        batches += [each.batch for each in helped]
+        if new := self._asker.new_folds(state):
             state.admit(new)
             batches.append(new)
         known = self._prepared
@@ -332,17 +331,7 @@ class Appender:
             self._prepared = known
         return known[1]
 
-    def _new_folds(self, state: LogState) -> MessageBatch | None:
-        """Records that name the folds whose first records are on trial."""
-        listed = state.fold(FoldList).topics_of
-        new = sorted(state.touched - listed.keys() - _CORE_NAMES)
-        if not new:
-            return None
-        topic = FoldList.topics[0]
-        values = [{"fold": name, "topics": list(state.folds[name].topics)} for name in new]
-        return MessageBatch.merge([self._record(state, topic, value) for value in values])
-
-    def _plan(self, state: LogState, rows: PreparedRows, todo: Sequence[Request]) -> Attempt:
+    def _plan(self, state: LogState, rows: PreparedRows, todo: Sequence[Request], helped: Sequence[Helped]) -> Attempt:
         self._seq += 1
         mine = [request for request in todo if request.admitted is not None or request.files]
         bases = state.queues.number(rows.runs, rows.parts)
@@ -360,8 +349,10 @@ class Appender:
         }
         if apps := [list(request.app) for request in mine if request.app is not None]:
             place["apps"] = apps
-        encoded = Encoded(rows.blocks, lambda: {**rows.doc(), **place})
         offsets = Offsets(rows, state.offset, bases)
+        if named := self._offers.names_of(offsets, state.offset, sum([request.rows for request in mine]), helped):
+            place["helped"] = named
+        encoded = Encoded(rows.blocks, {**rows.doc, **place})
         attempt = Attempt(self._seq, state.offset, state.now_ms, encoded, rows.runs, bases, offsets)
         self._pending.append(attempt)
         for request in mine:
@@ -388,6 +379,7 @@ class Appender:
         if not self._confirm(attempt.slot, deadline):
             return
         attempt.become(Outcome.LANDED)  # whatever happens from here on: who tries it again must find it so
+        self._offers.settle_own(attempt)
         tail = attempt.encoded.tail
         meta = FileMeta(path, tail.doc, tail.digest, tail.file_size, 0)
         # The encoder's own arrays stand in for the ones a reader would decode.
@@ -417,7 +409,7 @@ class Appender:
                 if self._clock.elapsed_ns() > deadline:
                     raise
             except BaseException as error:
-                if before is Outcome.PLANNED and (isinstance(error, RmqError) or not attempt.encoded.made):
+                if before is Outcome.PLANNED and (isinstance(error, RmqError) or not attempt.encoded.complete):
                     attempt.become(Outcome.LOST)  # the storage says no, or was never given a whole file
                 raise
             else:
@@ -459,6 +451,15 @@ class Appender:
             with suppress(NotFoundError):  # rolled since, into a durable segment
                 self._view.storage.sync([paths.commit(self._view.root, attempt.slot)])
 
+    def _secure_up_to(self, slot: int) -> None:
+        """What another handle has landed for us may be `async`: make it durable, if we have to."""
+        state = self._view.state
+        if self._settings.flush is Flush.SYNC and state.durable <= slot:
+            firsts = [first for first in state.commits.from_offset(state.durable) if state.durable <= first <= slot]
+            for first in firsts:
+                with suppress(NotFoundError):  # rolled since, into a durable segment
+                    self._view.storage.sync([paths.commit(self._view.root, first)])
+
     # ------------------------------------------------------------ outcomes
 
     def _settle_from_walk(self, landing: Landing) -> None:
@@ -466,11 +467,13 @@ class Appender:
         for attempt in self._pending:
             if landing.handle == self._handle and landing.seq == attempt.seq:
                 attempt.become(Outcome.LANDED)
+        self._offers.settle_from_walk(landing)
         self._settle(landing.first)
 
     def _settle_after_reload(self) -> None:
         """The state was loaded anew, past the slots of pending attempts: ask it which of them are in the log."""
         state = self._view.state
+        self._offers.settle_after_reload(state)
         last = state.last_append(self._writer)
         for attempt in self._pending:
             if attempt.slot >= state.offset or attempt.outcome is not Outcome.UNCLEAR:
@@ -508,30 +511,3 @@ class Appender:
                 epoch=self._epoch,
                 current_epoch=last.epoch,
             )
-
-    def _stamp(self, state: LogState) -> int:
-        """StoreTimestamp = max(previous, now), unless the clock has run away."""
-        now, elapsed = self._clock.now_ms(), self._clock.elapsed_ns()
-        expected = self._pace[0] + (elapsed - self._pace[1]) // 1_000_000
-        if now - expected > self._settings.clock_ahead_max_ms:
-            raise ClockSkewError(
-                "the clock jumped ahead; correct it, or open a new handle if it is right now",
-                clock_ms=now,
-                expected_ms=expected,
-                limit_ms=self._settings.clock_ahead_max_ms,
-            )
-        return max(state.store_ms, now)
-
-    def _yield_to_rivals(self, held: bool, losses: int) -> None:
-        """A writer that keeps winning pauses so that losers don't starve: they must re-read before each try.
-
-        A pause of one and a half commits every sixteen, only without a turn to wait for, and only while nobody else got
-        a slot in between.
-        """
-        now = self._clock.elapsed_ns()
-        gap, self._last_win = now - self._last_win, now
-        # A handle that idles between appends leaves room by itself.
-        self._wins = 1 if losses or held or gap > BUSY_GAP_NS else self._wins + 1
-        if self._wins >= CONSECUTIVE_WINS:
-            self._wins = 0
-            self._clock.sleep(1.5 * gap / 1e9)

@@ -115,7 +115,7 @@ def split_keys(keys: pa.StringArray) -> pa.StringArray:
 
 
 def _hash(first: U64, last: U64, lengths: I64) -> U64:
-    """The hash of strings, given the eight bytes from their starts and the eight before their ends; changes these."""
+    """The hash of strings, from their first eight bytes, their last eight and their lengths; overwrites the words."""
     multiply, mix = np.uint64(_MULTIPLY), np.uint64(_MIX)
     short = np.flatnonzero(lengths < 8)
     if len(short):
@@ -134,7 +134,7 @@ def _hash(first: U64, last: U64, lengths: I64) -> U64:
 
 
 def _scratch(count: int) -> U64:
-    """Memory from Arrow's pool, which keeps what it is given back.
+    """Memory from Arrow's pool, which keeps freed memory.
 
     Large arrays of numpy make malloc return memory to the system, and getting it again, page by page, costs more than
     a filter.

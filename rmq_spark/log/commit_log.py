@@ -39,7 +39,7 @@ from rmq_spark.log.follower import Follower
 from rmq_spark.log.group_commit import GroupCommit
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.recover import strays
-from rmq_spark.log.request import Offsets, Outcome, Request, Rule
+from rmq_spark.log.request import KnownOffsets, Offsets, Outcome, Request, Rule
 from rmq_spark.log.rows import RowFile
 from rmq_spark.log.snapshot import write_snapshot
 from rmq_spark.log.view import LogView
@@ -65,7 +65,7 @@ class AppendResult:
     """storeTimestamp of all messages; None with `buffered`, where the commit is still to come."""
     repeated: bool = False
     """True when the same append had landed before and nothing was written now."""
-    offsets: Offsets | None = None
+    offsets: Offsets | KnownOffsets | None = None
     """Those of the whole commit, which other callers may share; None when they are not known."""
     first_row: int = 0
     rows: int = 0
@@ -354,6 +354,11 @@ class CommitLog:
                 if not isinstance(error, Exception):
                     raise
             for request in group:
+                offer, failure = request.offer, request.error
+                if isinstance(failure, RmqError) and offer is not None and offer.outcome is not Outcome.LOST:
+                    request.error = OutcomeUnknownError(
+                        "others may have landed it; append the same batch again", cause=str(failure)
+                    )
                 if isinstance(request.error, OutcomeUnknownError):
                     self._note(request)
             self._after(group)
@@ -361,10 +366,14 @@ class CommitLog:
     def _give_up(self, group: list[Request], error: BaseException) -> None:
         """An interrupt, or a bug: tell each caller what is known of its append."""
         open_ = [request for request in group if not request.done]
-        tried = [request.attempt for request in open_ if request.attempt is not None]
-        if tried and tried[-1].outcome in (Outcome.UNCLEAR, Outcome.LANDED):
+        tried = [request.attempt or request.offer for request in open_]
+        unclear = [each for each in tried if each is not None and each.outcome in (Outcome.UNCLEAR, Outcome.LANDED)]
+        if unclear:
             for request in open_:
-                request.error = tried[-1].unclear_error(f"{type(error).__name__}: {error}")
+                request.error = OutcomeUnknownError(
+                    "it is not known whether the append landed; append the same batch again",
+                    cause=f"{type(error).__name__}: {error}",
+                )
                 self._note(request)
         elif isinstance(error, Exception) and len(group) > 1:
             for request in open_:  # one of them is at fault: the others shall not suffer for it
@@ -382,16 +391,14 @@ class CommitLog:
             self._unclear.popitem(last=False)
 
     def _after(self, group: Sequence[Request]) -> None:
-        landed = dict.fromkeys(request.attempt for request in group if request.settled)
-        for attempt in landed:  # those that came again may have landed in commits before
-            if attempt is None:
-                continue
-            if len(group) > 1:
-                _ = attempt.offsets.queue, attempt.offsets.commit  # worked out once, not by every caller that wakes
+        landed = [request.landed for request in group if request.settled and request.landed is not None]
+        for each in {each.slot: each for each in landed}.values():  # some may have landed in commits before
+            if len(group) > 1 and each.offsets is not None:
+                _ = each.offsets.queue, each.offsets.commit  # worked out once, not by every caller that wakes
             if self.settings.flush is not Flush.SYNC:
                 if self._flusher is None:
                     self._flusher = Periodic("rmq-flush", self._flush_files, self.settings.flush_interval_ms / 1000)
-                self._unflushed.append(paths.commit(self.root, attempt.slot))
+                self._unflushed.append(paths.commit(self.root, each.slot))
                 self._flusher.poke()
         if self._follower is not None:
             self._follower.note_end(self._view.state.offset)
@@ -405,11 +412,10 @@ class CommitLog:
             view = self._view
             view.folded = 0
             try:
-                written = write_snapshot(self.storage, self.root, view.state, self.clock.token())
+                return write_snapshot(self.storage, self.root, view.state, self.clock.token())
             except RmqError as error:
                 _log.warning("snapshot was not written: %s", error)
                 return None
-            return f"{paths.snapshots(self.root)}/{written.name}"
 
     def _flush_files(self) -> None:
         with self._flushing:  # `flush` returns only when a flush that is under way has ended, too
@@ -472,7 +478,7 @@ def _result(request: Request) -> AppendResult | None:
     """What the caller of a request that ended well is told; None if it did not."""
     if not request.settled:
         return None
-    attempt = request.attempt
-    if attempt is None:
+    landed = request.landed
+    if landed is None:
         return AppendResult(None, request.repeated)
-    return AppendResult(attempt.store_ms, request.repeated, attempt.offsets, request.first_row, request.rows)
+    return AppendResult(landed.store_ms, request.repeated, landed.offsets, request.first_row, request.rows)

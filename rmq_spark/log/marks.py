@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from rmq_spark.log import file_encoder, file_format
+from rmq_spark.log import file_encoder, file_layout
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.queues import Queues
 from rmq_spark.storage import paths
@@ -35,7 +35,7 @@ class SnapshotRef(NamedTuple):
     """A snapshot that a mark names."""
 
     name: str
-    """File name in `snapshots/`."""
+    """File name in `floors/`."""
     offset: int
     """It holds the state before this offset."""
     digest: str
@@ -102,7 +102,7 @@ def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
         raise meta.corrupt("not the mark that its name says", epoch=doc["epoch"])
     segments: list[SegmentRef] = []
     reader = FileReader(storage, meta)
-    for _, batch in reader.read_blocks(range(len(meta.places.rows)), file_format.MARK_SCHEMA.names):
+    for _, batch in reader.read_blocks(range(len(meta.places.rows)), file_layout.MARK_SCHEMA.names):
         times = [batch.column(index).cast(pa.int64()).to_pylist() for index in (4, 5)]
         plain = [batch.column(index).to_pylist() for index in (0, 1, 2, 3, 6)]
         for name, first, end, size, digest, low, high in zip(*plain, *times, strict=True):
@@ -139,7 +139,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
         "maxTimestamp": [segment.max_ms for segment in mark.segments],
         "digest": [segment.digest for segment in mark.segments],
     }
-    schema = file_format.MARK_SCHEMA
+    schema = file_layout.MARK_SCHEMA
     batch = pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
     doc = {
         "epoch": mark.epoch,

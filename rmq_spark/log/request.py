@@ -7,19 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rmq_spark.errors import OutcomeUnknownError
 from rmq_spark.log.file_encoder import Encoded
-from rmq_spark.log.message_batch import MessageBatch, Runs
+from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import PreparedRows, RowFile, queue_offsets
+from rmq_spark.log.run_index import Runs
 from rmq_spark.log.state import LogState
 
 I64 = npt.NDArray[np.int64]
 Answer = TypeVar("Answer")
+
+LANDABLE_MS: Final = 2_000
+"""An offer that is older, by the time of a commit, is not landed by it; see `announce`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,23 @@ class Offsets:
         return given
 
 
+class Landed(NamedTuple):
+    """Where rows are in the log."""
+
+    slot: int
+    """Log offset of the commit's first row."""
+    store_ms: int
+    offsets: Offsets | KnownOffsets | None
+    """What each row was given; None when it is not known."""
+
+
+class KnownOffsets(NamedTuple):
+    """As `Offsets`, of rows that another handle has landed."""
+
+    queue: I64
+    commit: I64
+
+
 @dataclass(eq=False)
 class Attempt:
     """One commit at one slot: its bytes never change, so whichever try of it lands, it lands once."""
@@ -103,6 +124,11 @@ class Attempt:
     """Queue offset of each run's first row."""
     offsets: Offsets
     outcome: Outcome = Outcome.PLANNED
+
+    @property
+    def landed(self) -> Landed:
+        """Where its rows are, if it has landed."""
+        return Landed(self.slot, self.store_ms, self.offsets)
 
     @property
     def has_landed(self) -> bool:
@@ -123,6 +149,38 @@ class Attempt:
 
 
 @dataclass(eq=False)
+class Offer:
+    """Rows of one process that others may land (see `announce`)."""
+
+    token: str
+    announced_ms: int
+    order: list[int] = field(default_factory=list)
+    """Number of each row of its file among the given ones; empty when they are in order."""
+    path: str = ""
+    outcome: Outcome = Outcome.UNCLEAR
+    landed: Landed | None = None
+    """Where it is, once it has landed."""
+
+    def may_land(self, now_ms: int) -> bool:
+        """Whether a commit of this time may land it."""
+        return now_ms - self.announced_ms < LANDABLE_MS
+
+    def land(self, landed: Landed) -> None:
+        """It is in the log."""
+        self.landed, self.outcome = landed, Outcome.LANDED
+
+    def lose(self) -> None:
+        """It is not in the log and never will be."""
+        if self.outcome is Outcome.UNCLEAR:
+            self.outcome = Outcome.LOST
+
+    def forget(self) -> None:
+        """The log no longer records the outcome."""
+        if self.outcome is Outcome.UNCLEAR:
+            self.outcome = Outcome.FORGOTTEN
+
+
+@dataclass(eq=False)
 class Request:
     """One caller's append or decision, and its outcome."""
 
@@ -140,6 +198,12 @@ class Request:
     answer: Any = None
     attempt: Attempt | None = None
     """The attempt that landed it, or may have."""
+    offer: Offer | None = None
+    """By which others may have landed it, or may still."""
+    offered_row: int = 0
+    """Where its rows begin in the offer."""
+    landed: Landed | None = None
+    """Where its rows are."""
     settled: bool = False
     """Whether it ended well: it landed, or needed nothing to be appended."""
     repeated: bool = False
@@ -170,6 +234,11 @@ class Request:
         if self.files:
             return tuple(file.name for file in self.files)
         return id(self.rule if self.rule is not None else self.batch)
+
+    def land_by_others(self, landed: Landed, first_row: int) -> None:
+        """Another writer has landed the offer."""
+        self.first_row, self.rows = first_row, self.weight[0]
+        self.landed, self.error, self.settled = landed, None, True
 
     def wake(self) -> None:
         """Let its caller go on; each caller waits once. To be called under the group's lock."""

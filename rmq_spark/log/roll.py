@@ -28,9 +28,9 @@ from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, In
 from rmq_spark.log import file_encoder, scan, schema
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, newest_mark, write_mark
-from rmq_spark.log.message_batch import sort_into_runs
 from rmq_spark.log.rows import cut, describe
-from rmq_spark.log.snapshot import write_snapshot
+from rmq_spark.log.run_index import sort_into_runs
+from rmq_spark.log.snapshot import write_floor
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 
@@ -120,7 +120,7 @@ def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progre
         for segment in written:
             log.storage.delete(f"{paths.segments(log.root)}/{segment.name}")
         if snapshot is not None:
-            log.storage.delete(f"{paths.snapshots(log.root)}/{snapshot.name}")
+            log.storage.delete(f"{paths.floors(log.root)}/{snapshot.name}")
         return RollResult(segments=(), commits=0, deleted=0)
     deleted = collect_garbage(log, new)
     return RollResult(segments=tuple(written), commits=sum(chunk.commits for chunk in chunks), deleted=deleted)
@@ -131,7 +131,7 @@ def floor_snapshot(log: CommitLog, view: LogView) -> SnapshotRef:
     state = view.state
     state.commits.drop_below(state.offset)
     state.durable = state.offset
-    return write_snapshot(log.storage, log.root, state, log.clock.token(), floor=True)
+    return write_floor(log.storage, log.root, state, log.clock.token())
 
 
 def named_snapshots(mark: Mark, newest: SnapshotRef) -> tuple[SnapshotRef, ...]:
@@ -286,11 +286,16 @@ def _useless(log: CommitLog, mark: Mark) -> list[str]:
         for info in storage.list(paths.segments(root))
         if info.name not in live and info.modified_ms <= latest and _is_older(info.name, mark)
     ]
-    named = {snapshot.name for snapshot in mark.snapshots}
     for info in storage.list(paths.snapshots(root)):
         offset = paths.snapshot_offset(info.name)
-        if offset is not None and offset < mark.floor and info.name not in named:
+        if offset is not None and offset < mark.floor:
             found.append(f"{paths.snapshots(root)}/{info.name}")
+    named = {snapshot.name for snapshot in mark.snapshots}
+    for info in storage.list(paths.floors(root)):
+        offset = paths.snapshot_offset(info.name)
+        # One at the floor itself may be about to be named by an expiry.
+        if offset is not None and offset < mark.floor and info.name not in named and info.modified_ms <= latest:
+            found.append(f"{paths.floors(root)}/{info.name}")
     return found
 
 

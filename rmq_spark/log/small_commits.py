@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError
-from rmq_spark.log import ipc_file, schema
+from rmq_spark.log import schema
 from rmq_spark.log.arrow_columns import integers, repeated
-from rmq_spark.log.file_encoder import schema_message
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.message_batch import find_order
 from rmq_spark.log.rows import queue_offsets
+from rmq_spark.log.run_index import find_order
+from rmq_spark.log.small_files import decode_small_files
 
 
 def is_small(meta: FileMeta) -> bool:
@@ -27,18 +27,10 @@ def join_rows(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:
     Raises:
         CorruptDataError: a commit's rows cannot be parsed, or are not as many as it says.
     """
-    head = schema_message("commit")
-    begin = len(ipc_file.HEAD) + len(head)
-    parts: list[bytes] = [head, *((meta.whole or b"")[begin : meta.data_end] for meta in metas), ipc_file.END_OF_STREAM]
-    try:
-        with pa.ipc.open_stream(b"".join(parts)) as stream:
-            batches = list(stream)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptDataError("rows cannot be parsed", file=metas[0].path, reason=str(error)) from error
+    whole = decode_small_files([meta.whole or b"" for meta in metas])
     rows = [meta.rows for meta in metas]
-    if [batch.num_rows for batch in batches] != rows:
+    if len(whole) != sum(rows):
         raise CorruptDataError("a commit has another number of rows than its metadata says", file=metas[0].path)
-    whole = pa.concat_batches(batches)
     firsts = np.array([meta.doc["first"] for meta in metas], np.int64)
     counts = np.array(rows, np.int64)
     commit = np.arange(len(whole)) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)

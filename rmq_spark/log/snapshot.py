@@ -4,7 +4,7 @@ A snapshot names the folds that it holds. Absent means unknown, never empty: who
 older snapshot and folds the records behind that. It also names the digest of the commit it stands on; if the chain does
 not hold that commit, or the file is damaged, it is passed over.
 
-Those that a mark names are part of the log: they hold what the expired messages said.
+Those that a mark names are part of the log, in `floors/`: they hold what the expired messages said.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
-from rmq_spark.log import file_encoder, file_format
+from rmq_spark.log import file_encoder, file_layout
+from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.fold import Fold
 from rmq_spark.log.legacy_state import unpack_state
@@ -38,23 +39,26 @@ _DAMAGED: Final = (CorruptDataError, UnsupportedVersionError, AttributeError, Ke
 _log = logging.getLogger(__name__)
 
 
-def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str, *, floor: bool = False) -> SnapshotRef:
-    """Write a snapshot of `state`, and drop older ones that tell nothing more.
+def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str) -> str:
+    """Write a snapshot of `state`, drop older ones that tell nothing more, and return its path."""
+    path = paths.snapshot(root, state.offset, nonce)
+    _create(storage, path, state, nonce, durable=False)
+    _drop_older(storage, root, path.rsplit("/", 1)[1], set(state.folds))
+    return path
 
-    Those made for a mark are never dropped here: only the newest mark says which ones it needs, and a mark that names
-    one may be in the making.
 
-    Args:
-        storage: of the log.
-        root: of the log.
-        state: what it is a copy of.
-        nonce: makes its name.
-        floor: whether it is made for a mark to name; then it survives power loss.
-    """
+def write_floor(storage: Storage, root: str, state: LogState, nonce: str) -> SnapshotRef:
+    """Write `state` durably for a mark to name. Only marks decide how long it stays, so it has a place of its own."""
+    path = paths.floor(root, state.offset, nonce)
+    digest = _create(storage, path, state, nonce, durable=True)
+    return SnapshotRef(path.rsplit("/", 1)[1], state.offset, digest, tuple(sorted(state.folds)))
+
+
+def _create(storage: Storage, path: str, state: LogState, nonce: str, *, durable: bool) -> str:
     payloads = state.dump()
     batch = pa.RecordBatch.from_arrays(
         [pa.array(list(payloads), pa.string()), pa.array(list(payloads.values()), pa.binary())],
-        schema=file_format.SNAPSHOT_SCHEMA,
+        schema=file_layout.SNAPSHOT_SCHEMA,
     )
     firsts = state.commits.firsts
     doc = {
@@ -66,18 +70,15 @@ def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str, *, 
         "folds": sorted(state.folds),
     }
     encoded = file_encoder.encode(file_encoder.make_blocks("snapshot", [batch]), doc)
-    path = paths.snapshot(root, state.offset, nonce, floor=floor)
-    storage.create_if_absent(path, encoded, durable=floor)
-    name = path.rsplit("/", 1)[1]
-    _drop_older(storage, root, name, set(state.folds))
-    return SnapshotRef(name, state.offset, encoded.tail.digest, tuple(sorted(state.folds)))
+    storage.create_if_absent(path, encoded, durable=durable)
+    return encoded.tail.digest
 
 
-def _drop_older(storage: Storage, root: str, newest: str, told: set[str]) -> None:
+def _drop_older(storage: Storage, root: str, kept: str, told: set[str]) -> None:
     """Delete all but the newest few; an older one that alone holds some fold stays."""
-    listed = [name for name in sorted(_names(storage, root), reverse=True) if not paths.is_floor_snapshot(name)]
+    listed = sorted(_names(storage, root), reverse=True)
     for number, name in enumerate(listed):
-        if name == newest or number < KEEP:
+        if name == kept or number < KEEP:
             continue
         try:
             folds = set(read_meta(storage, f"{paths.snapshots(root)}/{name}", "snapshot").doc.get("folds", ()))
@@ -185,7 +186,7 @@ def _vouched_payloads(storage: Storage, root: str, path: str, mark: Mark) -> dic
 
 
 def _named_payloads(storage: Storage, root: str, named: SnapshotRef) -> dict[str, bytes]:
-    meta = read_meta(storage, f"{paths.snapshots(root)}/{named.name}", "snapshot")
+    meta = read_meta(storage, f"{paths.floors(root)}/{named.name}", "snapshot")
     if meta.digest != named.digest:
         raise meta.corrupt("not the snapshot that the mark names", expected=named.digest)
     return read_payloads(storage, meta)
@@ -221,7 +222,7 @@ def _sorted(payload: bytes) -> bytes:
     return json.dumps(json.loads(payload), sort_keys=True).encode()
 
 
-def read_payloads(storage: Storage, meta: file_format.FileMeta) -> dict[str, bytes]:
+def read_payloads(storage: Storage, meta: FileMeta) -> dict[str, bytes]:
     """The payloads in a snapshot file by name, check-sums verified."""
     payloads: dict[str, bytes] = {}
     blocks = range(len(meta.places.rows))

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,9 @@ from rmq_spark.log.core_folds import CORE_FOLDS, FoldList, RowFiles, SinkBatches
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.fold import UNREADABLE, Fold, Records, describe, unreadable
 from rmq_spark.log.marks import GENESIS
-from rmq_spark.log.message_batch import MessageBatch, Row
+from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.queues import Queues
+from rmq_spark.log.schema import Row
 from rmq_spark.log.tail_index import TailIndex
 from rmq_spark.log.undo import Journal
 from rmq_spark.model import names
@@ -33,6 +34,11 @@ I64 = npt.NDArray[np.int64]
 
 WRITER_TTL_MS: Final = 7 * 24 * 3_600_000
 """How long the last append of a writer is remembered after it; later retries raise `OutcomeUnknownError`."""
+
+HELPED_REMEMBERED_MS: Final = 10_000
+"""How long the state knows which announcements have landed; several times as long as they may be landed."""
+HELPED_CHECKED: Final = 1_000
+"""Older ones are looked for when there are more than so many."""
 
 AnyFold = TypeVar("AnyFold", bound=Fold)
 
@@ -49,6 +55,16 @@ class LastAppend:
     handle: str
     """Which handle it was: two processes may hold the same writer's name."""
     store_ms: int
+
+
+class HelpedRows(NamedTuple):
+    """Where an announcement was landed by another writer (see `announce`)."""
+
+    announced_ms: int
+    slot: int
+    store_ms: int
+    rows: tuple[int, ...]
+    """The commit's row of each of its messages."""
 
 
 class LogState:
@@ -73,6 +89,8 @@ class LogState:
         self.queues = Queues()
         self.writers: dict[str, LastAppend] = {}
         self.commits = TailIndex()
+        self.helped: dict[str, HelpedRows] = {}
+        """By token: announcements that have landed lately."""
         self.journal = Journal()
         self.folds: dict[str, Fold] = {}
         """By name."""
@@ -174,6 +192,15 @@ class LogState:
             self.durable = self.offset
         self.writers[doc["writer"]] = LastAppend(doc["epoch"], doc["seq"], doc["handle"], doc["ts"])
         self.commits.add(meta)
+        if self.helped or "helped" in doc:
+            self._note_help(doc)
+
+    def _note_help(self, doc: dict[str, Any]) -> None:
+        for token, announced_ms, rows in doc.get("helped", ()):
+            self.helped[token] = HelpedRows(announced_ms, doc["first"], doc["ts"], tuple(rows))
+        if len(self.helped) > HELPED_CHECKED:
+            oldest = doc["ts"] - HELPED_REMEMBERED_MS
+            self.helped = {token: each for token, each in self.helped.items() if each.announced_ms >= oldest}
 
     # ------------------------------------------------------------ trials
 
@@ -286,6 +313,7 @@ class LogState:
             "digest": self.digest,
             "ts": self.store_ms,
             "durable": self.durable,
+            "helped": {token: list(each) for token, each in sorted(self.helped.items())},
             "writers": {
                 name: [last.epoch, last.seq, last.handle, last.store_ms] for name, last in sorted(self.writers.items())
             },
@@ -306,6 +334,8 @@ class LogState:
         self.offset, self.digest, self.store_ms = core["offset"], core["digest"], core["ts"]
         self.now_ms, self.durable = self.store_ms, core["durable"]
         self.writers = {name: LastAppend(*last) for name, last in core["writers"].items()}
+        helped = core.get("helped", {}).items()
+        self.helped = {token: HelpedRows(each[0], each[1], each[2], tuple(each[3])) for token, each in helped}
         self.queues = Queues.load(json.loads(payloads["queues"]))
         self.commits = TailIndex.load(json.loads(payloads["commits"]))
         unknown = []

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError, RmqError, UnsupportedVersionError
-from rmq_spark.log import file_format
 from rmq_spark.log.file_format import FileMeta, check_whole
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.fold import Fold
@@ -23,8 +22,9 @@ from rmq_spark.log.marks import Mark, SegmentRef, read_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import Progress, no_progress
 from rmq_spark.log.rows import check_described, join_described, queue_offsets
-from rmq_spark.log.snapshot import comparable, floor_state, load_snapshot
+from rmq_spark.log.snapshot import comparable, floor_state, load_snapshot, read_payloads
 from rmq_spark.log.state import LogState, parts_of
+from rmq_spark.log.verify_files import DESCRIBED, FEW_ROWS, ReadAhead, check_few_rows
 from rmq_spark.log.view import check_link, read_records
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -36,7 +36,6 @@ TRIES: Final = 5
 """How often a log is checked in all if it is maintained meanwhile each time."""
 
 _ONE_PART: Final = [-1]
-_DESCRIBED: Final = ["topic", "queueId", "msgId", "tags", "keys"]
 _UNREADABLE: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What metadata raises whose check-sums are right and whose content is not."""
 
@@ -117,6 +116,8 @@ class _Verifier:
         self._broker = broker
         self._progress = progress
         self._report = Report()
+        self._files = ReadAhead(storage)
+        self._damaged = False
         self._done = 0
         self._total = 0
         self._referenced: set[str] = set()
@@ -124,6 +125,8 @@ class _Verifier:
         """Commit names as listed last."""
         self._snapshots: dict[int, list[str]] = {}
         """Offset -> names of the snapshots of the state there."""
+        self._last_commit: tuple[int, int] | None = None
+        """First offset and fingerprint of the log's last commit above the floor."""
         self._folded: dict[int, dict[str, bytes]] = {}
         """Offset of a snapshot -> the state that the log itself gives there."""
 
@@ -136,10 +139,8 @@ class _Verifier:
             else:
                 self._snapshots.setdefault(offset, []).append(name)
         segments, data = self._names(paths.segments), self._names(paths.data)
-        for name in self._names(paths.commitlog):
-            if paths.file_number(name) is None:
-                self._foreign(paths.commitlog, name)
-        self._list_commits()
+        for name in self._list_commits():
+            self._foreign(paths.commitlog, name)
         self._total = len(segments) + len(data) + len(self._numbers)
         mark = self._check_marks()
         if mark is not None:
@@ -219,13 +220,13 @@ class _Verifier:
                 raise CorruptDataError("state at the floor does not count the segments' rows")
         except (RmqError, *_UNREADABLE) as error:
             named = next((each.name for each in mark.snapshots if each.offset == mark.floor), None)
-            path = paths.mark(self._root, mark.epoch) if named is None else f"{paths.snapshots(self._root)}/{named}"
+            path = paths.mark(self._root, mark.epoch) if named is None else f"{paths.floors(self._root)}/{named}"
             self._damage(path, _text(error))
         state.offset, state.digest = mark.floor, mark.floor_digest
         return state
 
     def _segment_rows(self, meta: FileMeta, segment: SegmentRef) -> None:
-        columns = ["commitOffset", "queueOffset", "storeTimestamp", *_DESCRIBED]
+        columns = ["commitOffset", "queueOffset", "storeTimestamp", *DESCRIBED]
         offsets, times, bounds = [], [], []
         at = 0
         expected = queue_offsets(meta.runs, meta.bases)
@@ -255,14 +256,14 @@ class _Verifier:
         starts = Queues.load(mark.starts)
         intact = True
         while True:
-            if state.offset in self._snapshots and self._report.ok:
+            if state.offset in self._snapshots and not self._damaged:
                 self._folded[state.offset] = comparable(state, mark.floor, starts)
             path = paths.commit(self._root, state.offset)
             try:
-                meta = self._whole(path)
+                meta, reader = self._open(path)
                 if not intact:
                     state.digest, intact = meta.doc.get("prev", ""), True
-                self._commit(meta, state)
+                self._commit(meta, reader, state)
             except NotFoundError:
                 later = self._next_commit(state.offset)
                 if self._storage.exists(path):
@@ -279,6 +280,8 @@ class _Verifier:
                     break
                 state.offset, intact = later, False
         self._report.log_end = state.offset
+        if commits := state.commits.firsts:
+            self._last_commit = commits[-1], state.commits.prints[-1]
         self._check_strays(mark, state)
 
     def _next_commit(self, offset: int) -> int | None:
@@ -289,9 +292,19 @@ class _Verifier:
             at = bisect_right(self._numbers, offset)
         return self._numbers[at] if at < len(self._numbers) else None
 
-    def _list_commits(self) -> None:
-        found = (paths.file_number(name) for name in self._names(paths.commitlog))
-        self._numbers = sorted(number for number in found if number is not None)
+    def _list_commits(self) -> list[str]:
+        """Note the commits that there are now; return names that are none of a commit."""
+        sizes: dict[int, int] = {}
+        others = []
+        for info in self._storage.list(paths.commitlog(self._root)):
+            number = paths.file_number(info.name)
+            if number is None:
+                others.append(info.name)
+            else:
+                sizes[number] = info.size
+        self._numbers = sorted(sizes)
+        self._files.expect([(paths.commit(self._root, number), sizes[number]) for number in self._numbers])
+        return others
 
     def _check_strays(self, mark: Mark, state: LogState) -> None:
         chain = set(state.commits.firsts)
@@ -305,24 +318,23 @@ class _Verifier:
             else:
                 self._damage(path, "file stands where no commit can be: not part of the chain")
 
-    def _commit(self, meta: FileMeta, state: LogState) -> None:
+    def _commit(self, meta: FileMeta, reader: pa.ipc.RecordBatchFileReader, state: LogState) -> None:
         check_link(meta, state, self._broker)
         if meta.doc["ts"] - state.store_ms > CLOCK_JUMP_MS and state.store_ms:
             self._warn(meta.path, f"store time jumps by {meta.doc['ts'] - state.store_ms} ms")
         files = meta.doc.get("files")
         bases = state.queues.number(meta.runs, parts_of(meta.doc))
-        if not self._report.ok and np.all(meta.bases >= bases):
+        if self._damaged and np.all(meta.bases >= bases):
             # Behind damage a queue may go on at any later offset: one loss is one finding, not one for each commit.
             state.queues.resume(meta.runs, meta.bases)
             bases = state.queues.number(meta.runs, parts_of(meta.doc))
-        if not np.array_equal(bases, meta.bases):
+        if len(bases) != len(meta.bases) or (bases != meta.bases).any():
             raise meta.corrupt("queue offsets do not continue where the log left them")
         if files:
             found = [self._row_file(meta, file) for file in files]
             _check_references(meta, [file for file in found if file is not None])
         else:
-            for _ in self._described_rows(meta, _DESCRIBED):
-                pass
+            self._check_rows(meta, reader)
         state.apply(meta, read_records(self._storage, meta, state))
         self._report.commits += 1
         self._report.messages += meta.rows
@@ -333,11 +345,10 @@ class _Verifier:
         self._referenced.add(name)
         self._report.row_files += 1
         try:
-            meta = self._whole(path)
+            meta, reader = self._open(path)
             if meta.kind != "rows" or meta.digest != digest:
                 raise meta.corrupt("not the row file that its commit names", expected=digest)
-            for _ in self._described_rows(meta, _DESCRIBED):
-                pass
+            self._check_rows(meta, reader)
         except (RmqError, *_UNREADABLE) as error:
             first = commit.doc["first"]
             self._damage(path, _text(error), first=first, end=first + commit.rows)
@@ -357,30 +368,55 @@ class _Verifier:
     def _check_snapshots(self, mark: Mark) -> None:
         starts = Queues.load(mark.starts)
         for named in mark.snapshots:
-            path = f"{paths.snapshots(self._root)}/{named.name}"
-            if named.offset != mark.floor and not self._storage.exists(path):
-                self._damage(path, f"the snapshot that holds {', '.join(named.folds)} is missing")
+            path = f"{paths.floors(self._root)}/{named.name}"
+            self._report.snapshots += 1
+            try:
+                if (meta := self._whole(path)).digest != named.digest:
+                    raise meta.corrupt("not the snapshot that the mark names", expected=named.digest)
+            except RmqError as error:
+                self._damage(path, _text(error))
         for offset, name in sorted((offset, name) for offset, names in self._snapshots.items() for name in names):
             path = f"{paths.snapshots(self._root)}/{name}"
             try:
-                self._whole(path)
+                meta = self._whole(path)
             except NotFoundError:
                 continue  # a newer one has taken its place
             except RmqError as error:
                 self._report.snapshots += 1
-                if name in {named.name for named in mark.snapshots}:
-                    self._damage(path, _text(error))
-                else:
-                    self._warn(path, f"damaged snapshot, readers skip it: {error}")
+                self._warn(path, f"damaged snapshot, readers skip it: {error}")
                 continue
             self._report.snapshots += 1
             if offset < mark.floor:
+                continue
+            if offset > self._report.log_end and self._is_of_this_log(meta):
+                self._missing_end(name, offset)
                 continue
             loaded = load_snapshot(self._storage, self._root, path, mark, self._folds)
             if loaded is None:
                 self._warn(path, "snapshot that the chain does not vouch for, readers skip it")
             elif offset in self._folded:
                 self._compare(path, comparable(loaded[0], mark.floor, starts), self._folded[offset])
+
+    def _is_of_this_log(self, snapshot: FileMeta) -> bool:
+        """Whether the log's last commit stands in the snapshot too: it is neither another log's nor of a past given up.
+
+        A log without any commit above its floor has nothing that contradicts.
+        """
+        try:
+            known = LogState.load(read_payloads(self._storage, snapshot))[0].commits
+        except (RmqError, *_UNREADABLE):
+            return False
+        if self._last_commit is None:
+            return True
+        return self._last_commit in zip(known.firsts, known.prints, strict=True)
+
+    def _missing_end(self, snapshot: str, offset: int) -> None:
+        """A snapshot of this log's state behind its end: commits that were there are not there any more."""
+        end = self._report.log_end
+        path = paths.commit(self._root, end)
+        if self._storage.exists(path) or any(found.path == path and found.damage for found in self._report.findings):
+            return  # appended since, or told already
+        self._damage(path, f"commit is missing although snapshot {snapshot} knows it", first=end, end=offset)
 
     def _compare(self, path: str, stored: dict[str, bytes], folded: dict[str, bytes]) -> None:
         # No message is lost by it, but who starts from it numbers messages wrongly and writes that down.
@@ -390,26 +426,39 @@ class _Verifier:
     # -------------------------------------------------------- files and rows
 
     def _whole(self, path: str) -> FileMeta:
+        """As `_open`, for the metadata."""
+        return self._open(path)[0]
+
+    def _open(self, path: str) -> tuple[FileMeta, pa.ipc.RecordBatchFileReader]:
         """Read a whole file and check every bit of it."""
-        data = self._storage.read(path)
+        data = self._files.read(path)
         self._done += 1
         self._progress(self._done, max(self._total, self._done))
         self._report.bytes += len(data)
         meta = check_whole(path, data)
+        reader = pa.ipc.open_file(pa.BufferReader(data))
         meta.whole = data
-        return meta
+        return meta, reader
 
-    def _rows(self, meta: FileMeta, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, meta: FileMeta, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Every block with its check-sums, then only the columns that are asked for."""
-        names = file_format.SCHEMAS[meta.kind].names
+        names = meta.schema.names
         total = 0
         for _, batch in FileReader(self._storage, meta).read_blocks(range(len(meta.places.rows)), names):
             total += batch.num_rows
-            yield batch.select(columns)
+            yield batch.select(list(columns))
         if total != meta.rows:
             raise meta.corrupt("file has another number of rows than its metadata says", rows=total)
 
-    def _described_rows(self, meta: FileMeta, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    def _check_rows(self, meta: FileMeta, reader: pa.ipc.RecordBatchFileReader) -> None:
+        """Check every row of a file against everything that the metadata says of them."""
+        if meta.rows <= FEW_ROWS and "blocks" not in meta.doc:
+            check_few_rows(meta, reader)
+            return
+        for _ in self._described_rows(meta, DESCRIBED):
+            pass
+
+    def _described_rows(self, meta: FileMeta, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Every block, after checking its rows against everything that the metadata says of them."""
         if int(meta.runs.rows.sum()) != meta.rows:
             raise meta.corrupt("run index does not cover the rows")
@@ -436,6 +485,7 @@ class _Verifier:
         self._warn(f"{place(self._root)}/{name}", "foreign file, not part of the log; nobody reads or deletes it")
 
     def _damage(self, path: str, problem: str, *, first: int | None = None, end: int | None = None) -> None:
+        self._damaged = True
         self._report.findings.append(Finding(path=path, problem=problem, first=first, end=end))
 
     def _warn(self, path: str, problem: str) -> None:

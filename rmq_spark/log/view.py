@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ from rmq_spark.log.marks import Mark, find_mark, newest_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.snapshot import floor_state, newest_state, stored_fold
 from rmq_spark.log.state import LogState
+from rmq_spark.log.tail_index import fingerprint
 from rmq_spark.storage.base import Storage
 
 
@@ -36,6 +37,11 @@ class Landing(NamedTuple):
     handle: str
     seq: int
     first: int
+    store_ms: int
+    helped: Sequence[Sequence[Any]]
+    """Offers of other writers that it has landed: token, time, rows."""
+    fingerprint: int
+    """Which file it is."""
 
 
 class LogView:
@@ -217,7 +223,11 @@ class LogView:
                 return
             self.take(meta)
             if self.on_commit is not None:
-                self._unconfirmed.append(Landing(meta.doc["handle"], meta.doc["seq"], meta.doc["first"]))
+                doc = meta.doc
+                landing = Landing(
+                    doc["handle"], doc["seq"], doc["first"], doc["ts"], doc.get("helped", ()), fingerprint(meta.digest)
+                )
+                self._unconfirmed.append(landing)
 
     def take(self, meta: FileMeta) -> None:
         """Fold the next commit after checking that it is the next link of the chain."""

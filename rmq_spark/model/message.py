@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime, timedelta
 from typing import Final
 
 from rmq_spark.errors import InvalidRequestError
-from rmq_spark.model import names, properties
+from rmq_spark.model import limits, names, properties, times
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Message:
     """What a producer sends; the log adds ids, offsets and times.
 
     Raises:
-        InvalidRequestError: an illegal topic, an empty or oversized body, a reserved or blank property, a value of the
-            wrong type.
+        InvalidRequestError: an illegal topic, an empty or oversized body, a reserved or blank property, a time or
+            a priority that is none, a value of the wrong type.
     """
 
     topic: str
     """Where it goes."""
     body: bytes
     """1 byte to 4 MiB, opaque."""
+    _: KW_ONLY
     tags: str | None = None
     """One tag; consumers subscribe to it by name."""
     keys: str | Sequence[str] | None = None
@@ -33,6 +35,14 @@ class Message:
     """User properties; SQL92 filters see them."""
     sharding_key: str | None = None
     """Messages with equal sharding keys share a queue, and so keep their order."""
+    priority: int | None = None
+    """0 or more; consumers get messages of a higher priority first."""
+    delay_level: int = 0
+    """Deliver it after so long as RocketMQ's delay level says: 1 (1 s) to 18 (2 h); 0 is now. Goes before a time."""
+    delay: timedelta | float | None = None
+    """Deliver it so many seconds after it is sent."""
+    deliver_at: datetime | str | int | None = None
+    """Do not deliver it before this time: a `datetime`, ISO text or milliseconds. A time that has passed is now."""
     queue_id: int | None = None
     """Send to exactly this queue."""
     msg_id: str | None = None
@@ -43,36 +53,38 @@ class Message:
     def __post_init__(self) -> None:
         # Each send passes here: asking whether every type is the usual one takes a fifth of the full check.
         usual = type(self.topic) is str and type(self.body) is bytes and type(self.flag) is int
+        usual = usual and type(self.delay_level) is int and type(self.priority) in _NUMBER
         usual = usual and type(self.tags) in _TEXT and type(self.keys) in _TEXT and type(self.queue_id) in _NUMBER
         usual = usual and type(self.msg_id) in _TEXT and type(self.sharding_key) in _TEXT
         if not (usual and type(self.properties) is dict and type(self.born_timestamp_ms) in _NUMBER):
             _check_types(self)
         names.check_topic(self.topic)
-        if not self.body:
-            raise InvalidRequestError("message body is empty; RocketMQ needs at least one byte", topic=self.topic)
-        if len(self.body) > names.BODY_BYTES_MAX:
-            raise InvalidRequestError("message body is over 4 MiB", topic=self.topic, bytes=len(self.body))
-        if not -(1 << 31) <= self.flag < 1 << 31:
-            raise InvalidRequestError("flag does not fit 32 bits", topic=self.topic, flag=self.flag)
-        if self.tags is not None and (not self.tags.strip() or "|" in self.tags):
-            raise InvalidRequestError("a tag is not blank and has no '|'", topic=self.topic, tags=self.tags)
+        if problem := limits.body_problem(len(self.body)):
+            raise InvalidRequestError(f"message {problem}", topic=self.topic, bytes=len(self.body))
+        if not limits.fits_int32(self.flag):
+            raise InvalidRequestError(f"message {limits.FLAG_TOO_LARGE}", topic=self.topic, flag=self.flag)
+        if self.tags is not None and (problem := limits.tag_problem(self.tags)):
+            raise InvalidRequestError(f"message {problem}", topic=self.topic, tags=self.tags)
         if (keys := self.keys_text()) is not None and not keys.strip():
-            raise InvalidRequestError("keys are not blank; leave them out", topic=self.topic, keys=keys)
+            raise InvalidRequestError(f"message {limits.KEYS_BLANK}", topic=self.topic, keys=keys)
         for name, value in self.properties.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise InvalidRequestError("property names and values must be texts", property=name, value=value)
-            if not name.strip() or not value.strip():
-                raise InvalidRequestError("property names and values must not be blank", property=name, value=value)
-            if name in properties.RESERVED:
-                raise InvalidRequestError("property name is reserved by RocketMQ", property=name)
+            if problem := limits.property_problem(name, value):
+                raise InvalidRequestError(f"message {problem}", topic=self.topic, property=name, value=value)
+        if self.priority is not None and self.priority < 0:
+            raise InvalidRequestError("a priority is 0 or more", topic=self.topic, priority=self.priority)
+        if self.delay is not None and self.deliver_at is not None:
+            raise InvalidRequestError("give either delay or deliver_at, not both", topic=self.topic)
+        self.deliver_ms(0)
         try:
             size = self.properties_size()
         except UnicodeEncodeError as error:
             raise InvalidRequestError(
                 "a text holds half of a surrogate pair, which UTF-8 cannot store", topic=self.topic
             ) from error
-        if size > names.PROPERTIES_BYTES_MAX:
-            raise InvalidRequestError("properties, tag and keys are over 32767 bytes together", topic=self.topic)
+        if size > limits.PROPERTIES_BYTES_MAX:
+            raise InvalidRequestError(f"message {limits.PROPERTIES_TOO_LARGE}", topic=self.topic, bytes=size)
 
     def keys_text(self) -> str | None:
         """The keys as RocketMQ stores them: joined by one space; None when there are none."""
@@ -80,20 +92,31 @@ class Message:
             return self.keys or None
         return " ".join(self.keys) or None
 
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it asks for a delay, be it one that is over already."""
+        return self.delay_level > 0 or self.delay is not None or self.deliver_at is not None
+
+    def deliver_ms(self, now_ms: int) -> int | None:
+        """When it is to be delivered if it is sent now, in milliseconds; None when it names no time."""
+        if self.delay is not None:
+            return now_ms + times.duration_ms(self.delay, "delay")
+        if self.deliver_at is None:
+            return None
+        return times.time_ms(self.deliver_at, "deliver_at", now_ms, round_up=True)
+
     def stored_properties(self) -> dict[str, str]:
-        """The properties that are stored as a map: the user's, and the sharding key."""
-        if self.sharding_key is None:
-            return dict(self.properties)
-        return {**self.properties, properties.SHARDING_KEY: self.sharding_key}
+        """The properties that are stored as a map: the user's, the sharding key and the priority."""
+        stored = dict(self.properties)
+        if self.sharding_key is not None:
+            stored[properties.SHARDING_KEY] = self.sharding_key
+        if self.priority is not None:
+            stored[properties.PRIORITY] = str(self.priority)
+        return stored
 
     def properties_size(self) -> int:
-        """Bytes of RocketMQ's property string for this message: each pair has two separators."""
-        pairs = self.stored_properties()
-        if self.tags:
-            pairs[properties.TAGS] = self.tags
-        if keys := self.keys_text():
-            pairs[properties.KEYS] = keys
-        return sum(len(name.encode()) + len(value.encode()) + 2 for name, value in pairs.items())
+        """Bytes of RocketMQ's property string for this message."""
+        return limits.property_bytes(self.stored_properties().items(), self.tags, self.keys_text())
 
 
 _NoneType: Final = type(None)
@@ -110,6 +133,8 @@ _TYPES: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "queue_id": ((int, _NoneType), "a whole number"),
     "msg_id": ((str, _NoneType), "a text"),
     "born_timestamp_ms": ((int, _NoneType), "a whole number"),
+    "delay_level": ((int,), "a whole number"),
+    "priority": ((int, _NoneType), "a whole number"),
 }
 """Field -> the types that it may have, and how an error says it."""
 

@@ -1,4 +1,7 @@
-"""Which names and sizes are legal: RocketMQ's limits, checked before anything is written."""
+"""Which names are legal, and how many queues a topic may have: checked before anything is written.
+
+What a topic's name means (who may write to it, whose retry topic it is) is in `rules/system_topics.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,6 @@ from typing import Final
 
 from rmq_spark.errors import InvalidRequestError
 
-BODY_BYTES_MAX: Final = 4 * 1024 * 1024
-"""A message body may have 4 MiB."""
-PROPERTIES_BYTES_MAX: Final = 32_767
-"""The encoded property string of RocketMQ is a signed short long."""
 TOPIC_CHARS_MAX: Final = 127
 """Length of an ordinary topic name."""
 SYSTEM_TOPIC_CHARS_MAX: Final = 255
@@ -22,19 +21,15 @@ QUEUES_MAX: Final = 65_536
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _BROKER: Final = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,126}")
-_SEND_REFUSED: Final = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-    }
-)
 
 SYSTEM_PREFIX: Final = "rmq_sys_"
 """Topics of the engine itself start with this."""
+RETRY_PREFIX: Final = "%RETRY%"
+"""Retry topics of groups start with this."""
+DLQ_PREFIX: Final = "%DLQ%"
+"""Dead-letter topics of groups start with this."""
+POP_RETRY_MARK: Final = "+"
+"""Stands between group and topic in the name of a POP retry topic; legal nowhere else, so that it is unambiguous."""
 
 STATE_TOPICS: Final = frozenset(
     {
@@ -55,17 +50,13 @@ def check_topic(name: str) -> str:
     """Return `name` if RocketMQ would accept it as a topic.
 
     Raises:
-        InvalidRequestError: empty, too long, or with a character outside `% | a-z A-Z 0-9 _ -`.
+        InvalidRequestError: empty, too long, or with a character outside `% | a-z A-Z 0-9 _ -` (a retry topic
+            may have one `+`).
     """
-    limit = SYSTEM_TOPIC_CHARS_MAX if name.startswith(("%RETRY%", "%DLQ%")) else TOPIC_CHARS_MAX
-    return _check("topic", name, limit)
-
-
-def check_sendable(name: str) -> str:
-    """Return `name` if a client may send to it: a legal topic that the engine does not keep for itself."""
-    check_topic(name)
-    if name in _SEND_REFUSED or name.startswith(SYSTEM_PREFIX):
-        raise InvalidRequestError("topic is reserved for the engine; send to another", topic=name)
+    if not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        return _check("topic", name, TOPIC_CHARS_MAX)
+    legal = name.replace(POP_RETRY_MARK, "_", 1) if name.startswith(RETRY_PREFIX) else name
+    _check("topic", legal, SYSTEM_TOPIC_CHARS_MAX)
     return name
 
 
@@ -88,11 +79,6 @@ def check_queues(count: int) -> int:
     if not 1 <= count <= QUEUES_MAX:
         raise InvalidRequestError("a topic has 1 to 65536 queues", queues=count)
     return count
-
-
-def is_system_topic(name: str) -> bool:
-    """Whether the engine keeps state in this topic, so that users' listings leave it out."""
-    return name.startswith(SYSTEM_PREFIX) or name in _SEND_REFUSED
 
 
 def _check(what: str, name: str, limit: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -43,10 +44,12 @@ def parse_time(text: str, option: str, now_ms: int) -> int:
         raise InvalidRequestError(f"{option} takes a time: {FORMS}", value=text) from error
 
 
-def parse_instant(text: str, option: str) -> int:
+def parse_instant(text: str, option: str, *, round_up: bool = False) -> int:
     """Return milliseconds since 1970 (UTC) for a time that does not depend on when it is read.
 
     A number is milliseconds, however short, and never a compact date: programs write these, not people.
+
+    A part of a millisecond is dropped, or makes it the next one with `round_up`.
 
     Raises:
         InvalidRequestError: none of the forms; it names `option`.
@@ -58,9 +61,41 @@ def parse_instant(text: str, option: str) -> int:
         moment = datetime.fromisoformat("{}T{}.{}".format(*mqadmin.groups()) if mqadmin else text)
     except ValueError as error:
         raise InvalidRequestError(f"{option} takes milliseconds since 1970 or ISO 8601", value=text) from error
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return (moment - _EPOCH) // _MILLISECOND
+    return _moment_ms(moment, round_up)
+
+
+def time_ms(value: datetime | str | int, option: str, now_ms: int, *, round_up: bool = False) -> int:
+    """Milliseconds since 1970 of a time as the library takes it: a `datetime`, a text of `FORMS`, or milliseconds.
+
+    Args:
+        value: a `datetime` without a zone is UTC.
+        option: the name that an error gives.
+        now_ms: what `now` means.
+        round_up: whether a part of a millisecond makes it the next one, for what must not happen early.
+
+    Raises:
+        InvalidRequestError: none of these.
+    """
+    if isinstance(value, str):
+        return now_ms if value == "now" else parse_instant(value, option, round_up=round_up)
+    if isinstance(value, datetime):
+        return _moment_ms(value, round_up)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{option} takes a time: a datetime, or {FORMS}", type=type(value).__name__)
+    return value
+
+
+def duration_ms(value: timedelta | float, option: str) -> int:
+    """Milliseconds of a duration as the library takes it: a `timedelta` or seconds; a part of one counts as one.
+
+    Raises:
+        InvalidRequestError: neither, or a number that is not finite.
+    """
+    if isinstance(value, timedelta):
+        return -(-value // _MILLISECOND)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequestError(f"{option} takes a timedelta or a number of seconds", value=value)
+    return math.ceil(round(value * 1000, 6))
 
 
 def format_ms(ms: int) -> str:
@@ -70,3 +105,8 @@ def format_ms(ms: int) -> str:
     except OverflowError:
         return str(ms)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
+
+
+def _moment_ms(moment: datetime, round_up: bool) -> int:
+    past = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    return -(-past // _MILLISECOND) if round_up else past // _MILLISECOND

@@ -18,6 +18,7 @@ from rmq_spark.log.point_read import Places, PointReader
 from rmq_spark.log.run_table import RunIndex
 from rmq_spark.query.index_files import IndexHits, LookupStats
 from rmq_spark.query.log_filters import LogFilters
+from rmq_spark.rules import system_topics
 from rmq_spark.tables import kernel
 from rmq_spark.tables.delta_log import check_mark
 
@@ -91,7 +92,11 @@ class BrokerQuery:
 
     def topics(self) -> list[str]:
         """Topics with rows in the tables."""
-        return [topic for topic in self._log.look(lambda view: view.state.queues.topics()) if kernel.has_rows(topic)]
+        return [
+            topic
+            for topic in self._log.look(lambda view: view.state.queues.topics())
+            if system_topics.has_table_rows(topic)
+        ]
 
     def fetch(self, places: Places, stats: QueryStats) -> pa.RecordBatch:
         """Messages at places, with all columns."""
@@ -170,7 +175,7 @@ class BrokerQuery:
         flags = kernel.is_indexed(np.array([flag or 0 for flag in batch.column("sysFlag").to_pylist()], np.int32))
         keep = [
             indexed
-            and (topic == asked.topic if asked.topic is not None else kernel.has_rows(topic))
+            and (topic == asked.topic if asked.topic is not None else system_topics.has_table_rows(topic))
             and (text == asked.text if asked.by_id else asked.text in (text or "").split(" "))
             and (asked.from_ms is None or store_ms >= asked.from_ms)
             and (asked.to_ms is None or store_ms < asked.to_ms)

@@ -28,6 +28,7 @@ from rmq_spark.model import names
 from rmq_spark.model.message_id import parse_offset_id
 from rmq_spark.query.broker_query import Asked, BrokerQuery, Index, QueryStats
 from rmq_spark.query.index_files import IndexFiles, IndexHits
+from rmq_spark.rules import system_topics
 from rmq_spark.rules.topics import TopicConfigs
 from rmq_spark.tables import kernel
 from rmq_spark.tables.delta_log import DeltaLog
@@ -216,7 +217,7 @@ class MessageQuery:
 
     def _index_of(self, broker: str, mine: BrokerQuery, asked: Asked, stats: QueryStats) -> Index:
         """What the index knows: its mark, and a way to ask it."""
-        if asked.topic is not None and not kernel.has_rows(asked.topic):
+        if asked.topic is not None and not system_topics.has_table_rows(asked.topic):
             return Index(None, _no_hits)  # it never has rows of this topic, however far it has come
         with self._lock:
             try:
@@ -257,7 +258,7 @@ class MessageQuery:
         for name in brokers:
             batch = self._on(name).fetch(Places(np.array([offset], np.int64)), stats)
             topics = batch.column("topic").to_pylist()
-            keep = [kernel.has_rows(name) if topic is None else name == topic for name in topics]
+            keep = [system_topics.has_table_rows(name) if topic is None else name == topic for name in topics]
             found.append(batch.filter(pa.array(keep, pa.bool_())))
         return self._answer(found, limit, stats)
 

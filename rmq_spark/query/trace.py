@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.client.store import Store
-from rmq_spark.model.delays import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq_spark.model.properties import REAL_TOPIC
 from rmq_spark.query.messages import MessageQuery
+from rmq_spark.rules import system_topics
 from rmq_spark.rules.offsets import ConsumerOffsets
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 STEPS_MAX: Final = 1000
 """A trace shows at most so many copies, the newest."""
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
-_RETRY: Final = "%RETRY%"
-_DEAD: Final = "%DLQ%"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +78,7 @@ def trace(store: Store, msg_id: str, *, query: MessageQuery | None = None) -> li
                 commit_offset=row["commitOffset"],
                 store_ms=row["storeTimestamp"],
                 reconsume_times=row["reconsumeTimes"] or 0,
-                group=_group(row["topic"]),
+                group=system_topics.group_of(row["topic"]),
                 consumed_by=passed,
                 waited_for_by=waiting,
             )
@@ -96,22 +92,15 @@ def _rows(messages: pa.Table) -> list[dict[str, Any]]:
 
 
 def _stage(topic: str) -> str:
-    if topic == HALF_TOPIC:
+    if topic == system_topics.HALF_TOPIC:
         return "half"
-    if topic == GIVEN_UP_TOPIC:
+    if topic == system_topics.CHECK_MAX_TOPIC:
         return "given up"
-    if topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+    if system_topics.is_waiting(topic):
         return "delayed"
-    if topic.startswith(_RETRY):
+    if system_topics.is_retry(topic):
         return "retried"
-    return "dead-lettered" if topic.startswith(_DEAD) else "delivered"
-
-
-def _group(topic: str) -> str | None:
-    for prefix in (_RETRY, _DEAD):
-        if topic.startswith(prefix):
-            return topic[len(prefix) :]
-    return None
+    return "dead-lettered" if system_topics.is_dlq(topic) else "delivered"
 
 
 def _groups(store: Store, row: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from rmq_spark.log.fold import Fold, Records, need
+from rmq_spark.log.fold import Fold, Records
 from rmq_spark.log.undo import Journal, UndoDict
 
 MAX_OFFSET: Final = (1 << 63) - 1
@@ -45,14 +45,13 @@ class ConsumerOffsets(Fold):
 
     def apply(self, records: Records) -> None:
         for value, store_ms in zip(records.values(), records.store_ms, strict=True):
-            check_form(value)
-            group, member = value["group"], value.get("member")
-            if value.get("deleted"):
+            group, member, offsets = check_form(value)
+            if offsets is None:
                 self.offsets.discard(group)
                 self.last.discard(group)
                 continue
             mine = self.offsets.child(group).child(value["topic"])
-            for queue, offset in queue_offsets(value).items():
+            for queue, offset in offsets.items():
                 mine[queue] = offset
             if value.get("admin"):
                 # An administrator's change says nothing about the consumers: what was known of them stays.
@@ -89,33 +88,27 @@ class ConsumerOffsets(Fold):
                     mine[topic] = self.table({int(queue): offset for queue, offset in queues.items()})
 
 
-def check_form(value: dict[str, Any]) -> None:
-    """Check that `ConsumerOffsets` can take in a record with this value.
+def check_form(value: dict[str, Any]) -> tuple[str, str | None, dict[int, int] | None]:
+    """The group, the member and the offsets by queue of a record; no offsets where the group is deleted.
+
+    Only their form is checked: logs of older versions may hold any numbers.
 
     Raises:
-        KeyError, TypeError: it cannot.
+        KeyError, TypeError, AttributeError: it is not a record that `ConsumerOffsets` can take in.
     """
-    need(value["group"], str, "group")
-    if not value.get("deleted"):
-        if value.get("member") is not None:
-            need(value["member"], str, "member")
-        queue_offsets(value)
-
-
-def queue_offsets(value: dict[str, Any]) -> dict[int, int]:
-    """The offsets by queue in a record, checked as to their form; logs of older versions may hold any numbers.
-
-    Raises:
-        TypeError, KeyError: it is not the record of offsets.
-    """
-    if not need(value["topic"], str, "topic"):
-        raise TypeError("topic must not be empty")
+    group, member = value["group"], value.get("member")
+    if type(group) is not str or (member is not None and type(member) is not str):
+        raise TypeError("group and member must be texts")
+    if value.get("deleted"):
+        return group, member, None
+    if type(value["topic"]) is not str or not value["topic"]:
+        raise TypeError("topic must be a text that is not empty")
     offsets: dict[int, int] = {}
-    for queue, offset in need(value["offsets"], dict, "offsets").items():
-        if not (queue.isascii() and queue.isdigit()):
-            raise TypeError("offsets must be by queue id")
-        offsets[int(queue)] = need(offset, int, "offsets")
-    return offsets
+    for queue, offset in value["offsets"].items():
+        if type(offset) is not int or not (queue.isascii() and queue.isdigit()):
+            raise TypeError("offsets must be numbers by queue id")
+        offsets[int(queue)] = offset
+    return group, member, offsets
 
 
 def offset_records(

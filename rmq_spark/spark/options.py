@@ -15,6 +15,7 @@ from rmq_spark import filter as filters
 from rmq_spark.client.store import AUTO_CREATE_QUEUES
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.model import names
+from rmq_spark.rules import system_topics
 from rmq_spark.spark import option_values as values
 from rmq_spark.spark.bounds import (
     EARLIEST,
@@ -31,7 +32,6 @@ from rmq_spark.spark.option_table import Use, select
 
 MAX_TRIGGER_DELAY_MS: Final = 15 * 60_000
 """How long `minOffsetsPerTrigger` holds messages back unless told, as Kafka's source."""
-RETRY_PREFIX: Final = "%RETRY%"
 
 _CHOICES: Final = ("topic", "subscribePattern", "assign")
 
@@ -88,7 +88,7 @@ class ReadOptions:
     @property
     def retry_topic(self) -> str | None:
         """The group's retry topic if it is to be read, else None."""
-        return f"{RETRY_PREFIX}{self.consumer_group}" if self.include_retry else None
+        return system_topics.retry_topic(self.consumer_group) if self.include_retry and self.consumer_group else None
 
     @property
     def has_filter(self) -> bool:
@@ -210,11 +210,11 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     return WriteOptions(
         store=_store(given),
         storage_options=_storage(given, storage),
-        topic=values.checked(given, "topic", names.check_sendable),
+        topic=values.checked(given, "topic", system_topics.check_sendable),
         broker_name=values.checked(given, "brokerName", names.check_broker),
         auto_create_topic=values.boolean(given, "autoCreateTopic", True),
         auto_create_queues=AUTO_CREATE_QUEUES if queues is None else names.check_queues(queues),
-        bad_records_topic=values.checked(given, "badRecordsTopic", names.check_sendable),
+        bad_records_topic=values.checked(given, "badRecordsTopic", system_topics.check_sendable),
         txn_app_id=app_id,
         txn_version=version,
         compress_over_bytes=values.size(given, "compressOverBytes"),

@@ -19,14 +19,13 @@ from rmq_spark.clock import Clock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
 from rmq_spark.log.arrow_columns import has_byte, offsets_of, repeated
-from rmq_spark.model import names, properties
-from rmq_spark.model.java_hash import java_hashes
+from rmq_spark.model import limits, properties
 from rmq_spark.model.message_id import UniqueIds, own_address
+from rmq_spark.rules import delay, routing, system_topics
 from rmq_spark.spark import bad_rows, pairs
 from rmq_spark.spark.bad_rows import Faults, is_blank, is_plain, repair_text
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.pairs import Pairs
-from rmq_spark.spark.parking import check_delays, park
 from rmq_spark.spark.sink_columns import Columns, numbers_of
 from rmq_spark.spark.sink_plan import SinkPlan
 
@@ -90,7 +89,7 @@ class RowMaker:
         _check_texts(columns, doubtful, faults)
         _check_values(columns, doubtful, faults)
         now = self._clock.now_ms()
-        check_delays(columns, now, faults)
+        _check_delays(columns, now, faults)
         given = _user_pairs(columns, faults)
         targets = self._targets(columns, faults)
         queue = self._route(columns, targets, _sharding(columns, given), faults)
@@ -130,7 +129,7 @@ class RowMaker:
         if topic == "":
             return "its topic is empty"
         try:
-            names.check_sendable(topic)
+            system_topics.check_sendable(topic)
         except InvalidRequestError as error:
             return str(error.args[0])
         if topic not in self._plan.queues:
@@ -152,8 +151,7 @@ class RowMaker:
         free = np.ones(len(code), np.bool_)
         if sharding is not None and sharding.null_count < len(code):
             keyed = sharding.is_valid().to_numpy(zero_copy_only=False)
-            # As RocketMQ's SelectMessageQueueByHash; 64 bits, because Java's least integer has no positive twin.
-            queue = np.where(keyed, np.abs(java_hashes(sharding).astype(np.int64)) % queues[code], 0)
+            queue = np.where(keyed, routing.queues_for_keys(sharding, queues[code]), 0)
             free &= ~keyed
         if (asked := columns.get("queueId")) is not None and asked.null_count < len(code):
             named = asked.is_valid().to_numpy(zero_copy_only=False)
@@ -174,19 +172,14 @@ class RowMaker:
         if len(topics) == 1:
             queue[rows] = self._slices(topics[0], int(queues[0]), len(rows))
             return
-        codes = targets.code[rows]
-        order = np.argsort(codes, kind="stable")
-        counts = np.bincount(codes, minlength=len(topics))
-        rank = np.empty(len(rows), np.int64)
-        rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         starts = np.array([self._turns.get(topic, self._first_turn) for topic in topics], np.int64)
-        queue[rows] = (starts[codes] + rank) % queues[codes]
-        self._turns.update(zip(topics, (starts + counts).tolist(), strict=True))
+        queue[rows], turns = routing.deal_out(targets.code[rows], queues, starts)
+        self._turns.update(zip(topics, turns.tolist(), strict=True))
 
     def _slices(self, topic: str, queues: int, count: int) -> I64:
         start = self._turns.get(topic, self._first_turn)
         self._turns[topic] = start + count
-        return _even_slices(count, queues, start)
+        return routing.even_slices(count, queues, start)
 
     def _note_queues(self, targets: Targets, queue: I64, faults: Faults) -> None:
         highest = np.full(len(targets.topics), -1, np.int64)
@@ -213,10 +206,13 @@ class RowMaker:
         parts = [] if given is None else [given]
         if "shardingKey" in columns:
             parts.append(pairs.constant(properties.SHARDING_KEY, columns["shardingKey"]))
-        parked = park(columns, topic, queue, now)
-        if parked is not None:
+        level = numbers_of(columns, "delayTimeLevel")
+        timed = numbers_of(columns, "deliverTimestamp") is not None
+        if level is not None or timed:
+            deliver = columns["deliverTimestamp"] if timed else None
+            parked = delay.park_columns(topic, queue, level=level, deliver=deliver, now_ms=now)
             topic, queue = parked.topic, parked.queue
-            parts += parked.parts
+            parts += [pairs.constant(added.name, added.values, added.rows) for added in parked.added]
         stored = pairs.join(parts)
         _check_size(columns, stored, count, faults)
         return self._table(columns, topic, queue, pairs.to_maps(stored, count), now)
@@ -286,8 +282,8 @@ class RowMaker:
         if "queueId" in bad:
             parts.append(pairs.constant(bad_rows.BAD_QUEUE_ID, bad["queueId"].cast(pa.string())))
         body = pc.fill_null(bad["body"], b"")
-        if (pc.binary_length(body).to_numpy(zero_copy_only=False) > names.BODY_BYTES_MAX).any():
-            body = pc.binary_slice(body, 0, names.BODY_BYTES_MAX)
+        if (pc.binary_length(body).to_numpy(zero_copy_only=False) > limits.BODY_BYTES_MAX).any():
+            body = pc.binary_slice(body, 0, limits.BODY_BYTES_MAX)
         kept = {"body": body}
         if "bornTimestamp" in bad:
             kept["bornTimestamp"] = pc.if_else(_is_no_time(bad["bornTimestamp"]), None, bad["bornTimestamp"])
@@ -311,16 +307,6 @@ def hex_ids(prefix: str, first: int, count: int) -> pa.Array:
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(words))
 
 
-def _even_slices(count: int, queues: int, start: int) -> I64:
-    """Queue of each of `count` rows: every queue gets as many as if they were dealt out one by one from `start` on.
-
-    The rows of a queue lie side by side, so that a file of them needs no sorting.
-    """
-    each, more = divmod(count, queues)
-    sizes = each + ((np.arange(queues) - start) % queues < more)
-    return np.repeat(np.arange(queues, dtype=np.int64), sizes)
-
-
 def _check_texts(columns: Columns, doubtful: Sequence[str], faults: Faults) -> None:
     """Mark what is not UTF-8, and make it so: it could not even be shown otherwise."""
     for name in doubtful:
@@ -337,20 +323,31 @@ def _check_values(columns: Columns, doubtful: Sequence[str], faults: Faults) -> 
     body = columns["body"]
     if body.null_count:
         faults.mark(body.is_null(), "its body is null")
-    if body.nbytes > names.BODY_BYTES_MAX:
-        faults.mark(pc.greater(pc.binary_length(body), names.BODY_BYTES_MAX), "its body is over 4 MiB")
+    if body.nbytes > limits.BODY_BYTES_MAX:
+        faults.mark(pc.greater(pc.binary_length(body), limits.BODY_BYTES_MAX), f"its {limits.BODY_TOO_LARGE}")
     if (tags := columns.get("tags")) is not None:
         if "tags" in doubtful:
-            faults.mark(is_blank(tags), "its tag is blank; leave it null")
+            faults.mark(is_blank(tags), f"its {limits.TAG_BLANK}")
         if has_byte(tags, "|"):
-            faults.mark(pc.match_substring(tags, "|"), "its tag has a '|'")
+            faults.mark(pc.match_substring(tags, "|"), f"its {limits.TAG_HAS_BAR}")
     for name in ("keys", "shardingKey"):
         if name in doubtful:
             faults.mark(is_blank(columns[name]), f"its {name} is blank; leave it null")
     if (flag := numbers_of(columns, "flag")) is not None:
-        faults.mark(flag != flag.astype(np.int32), "its flag does not fit 32 bits")
+        faults.mark(flag != flag.astype(np.int32), f"its {limits.FLAG_TOO_LARGE}")
     if (born := columns.get("bornTimestamp")) is not None:
         faults.mark(_is_no_time(born), "its bornTimestamp is no time in milliseconds")
+
+
+def _check_delays(columns: Columns, now: int, faults: Faults) -> None:
+    """Mark rows that cannot be parked. A level that RocketMQ would cut to its highest is a mistake in a column."""
+    level = numbers_of(columns, "delayTimeLevel")
+    highest = len(delay.LEVELS_MS)
+    if level is not None:
+        faults.mark((level < 0) | (level > highest), f"its delayTimeLevel is not 0 (no delay) to {highest}")
+    deliver = numbers_of(columns, "deliverTimestamp")
+    if deliver is not None:
+        faults.mark(delay.too_far_ahead(level, deliver, now), "its delivery is too far ahead")
 
 
 def _user_pairs(columns: Columns, faults: Faults) -> Pairs | None:
@@ -374,13 +371,13 @@ def _user_pairs(columns: Columns, faults: Faults) -> Pairs | None:
         hits: BOOL = mask.to_numpy(zero_copy_only=False)[which] if pc.any(mask).as_py() else np.zeros(0, np.bool_)
         return hits
 
-    faults.mark(_rows_with(given, having(is_blank(distinct)), count), "it has a property without a name")
+    faults.mark(_rows_with(given, having(is_blank(distinct)), count), f"a {limits.PROPERTY_NAME_BLANK}")
     reserved = pc.is_in(distinct, _RESERVED)
     if pc.any(reserved).as_py():
         shown = ", ".join(sorted(distinct.filter(reserved).to_pylist())[:5])
-        faults.mark(_rows_with(given, having(reserved), count), f"a property name is reserved by RocketMQ ({shown})")
+        faults.mark(_rows_with(given, having(reserved), count), f"a {limits.PROPERTY_NAME_RESERVED} ({shown})")
     blank = is_blank(given.values).to_numpy(zero_copy_only=False)
-    faults.mark(_rows_with(given, blank, count), "a property has a blank value; leave it null or out")
+    faults.mark(_rows_with(given, blank, count), f"a {limits.PROPERTY_VALUE_BLANK}")
     keyed = having(pc.equal(distinct, properties.SHARDING_KEY))
     if keyed.any() and "shardingKey" in columns:
         replaced = columns["shardingKey"].is_valid().to_numpy(zero_copy_only=False)[given.rows]
@@ -416,14 +413,14 @@ def _check_size(columns: Columns, stored: Pairs, count: int, faults: Faults) -> 
     """Mark rows whose properties, tag and keys do not fit RocketMQ's property string together."""
     texts = [columns[name] for name in ("tags", "keys") if name in columns]
     total = stored.names.nbytes + stored.values.nbytes + sum(text.nbytes for text in texts)
-    if total + _PAIRS_BYTES <= names.PROPERTIES_BYTES_MAX:
+    if total + _PAIRS_BYTES <= limits.PROPERTIES_BYTES_MAX:
         return
-    if not len(stored.rows) and _PAIRS_BYTES + sum(_longest(text) for text in texts) <= names.PROPERTIES_BYTES_MAX:
+    if not len(stored.rows) and _PAIRS_BYTES + sum(_longest(text) for text in texts) <= limits.PROPERTIES_BYTES_MAX:
         return
     sizes: Any = stored.sizes(count) + _PAIRS_BYTES
     for text in texts:
         sizes = sizes + pc.fill_null(pc.binary_length(text), 0).to_numpy(zero_copy_only=False)
-    faults.mark(sizes > names.PROPERTIES_BYTES_MAX, "its properties, tag and keys are over 32767 bytes together")
+    faults.mark(sizes > limits.PROPERTIES_BYTES_MAX, f"its {limits.PROPERTIES_TOO_LARGE}")
 
 
 def _longest(texts: pa.Array) -> int:

@@ -14,7 +14,7 @@ from rmq_spark.errors import InvalidRequestError, NotFoundError
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
-from rmq_spark.model import names
+from rmq_spark.rules import system_topics
 from rmq_spark.rules.topics import TopicConfigs
 from rmq_spark.spark.bounds import Bound, ByOffsets, QueueKey, TimestampsByQueue
 from rmq_spark.spark.options import ReadOptions
@@ -46,8 +46,7 @@ class Subscription:
             return False
         if self._options.pattern is None or topic == self._options.retry_topic:
             return True
-        # Retry and dead letter topics belong to groups: a pattern such as `.*` is not meant to read them.
-        return not names.is_system_topic(topic) and (not topic.startswith("%") or "%" in self._options.pattern)
+        return system_topics.is_found_by_pattern(topic, self._options.pattern)
 
     def select(self, topic: str, queues: I64) -> BOOL:
         """Which of the queues of `topic` are read."""
@@ -96,7 +95,7 @@ def check_topics(store: Store, options: ReadOptions) -> None:
     """
     configs = store.nameserver.refresh().state.fold(TopicConfigs).configs
     for topic in options.topics or [topic for topic, _ in options.assign or ()]:
-        if topic not in configs and not _is_engines(topic):
+        if topic not in configs and not system_topics.is_made_by_engine(topic):
             near = difflib.get_close_matches(topic, configs, 1, 0.6)
             raise NotFoundError("no such topic", topic=topic, **({"nearest": near[0]} if near else {}))
     for (topic, broker), queues in (options.assign or {}).items():
@@ -123,10 +122,6 @@ def _named(bound: Bound) -> Iterable[QueueKey]:
     if isinstance(bound, ByOffsets):
         return bound.offsets
     return bound.times if isinstance(bound, TimestampsByQueue) else ()
-
-
-def _is_engines(topic: str) -> bool:
-    return names.is_system_topic(topic) or topic.startswith("%")
 
 
 def _check_queues(topic: str, by_broker: dict[str, int], broker: str | None, queues: Iterable[int]) -> None:

@@ -21,7 +21,6 @@ from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.files import LogFiles
 from rmq_spark.log.view import LogView
-from rmq_spark.spark.collector import spare_imports
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task
 from rmq_spark.spark.schema import Shape, join_small
@@ -80,7 +79,6 @@ def read_task(
         DataExpiredError: retention deleted some of them meanwhile, and `failOnDataLoss` is true.
         CorruptDataError: a file is damaged.
     """
-    spare_imports()
     log = TaskLog(_files(options.store, tuple(sorted(options.storage_options.items())), task.broker), task.broker)
     stats = scan.ScanStats()
     query = _query(options, shape, task, from_ms, to_ms)

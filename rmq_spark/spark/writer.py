@@ -21,7 +21,6 @@ from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.model.settings import LogSettings
-from rmq_spark.spark.collector import spare_imports
 from rmq_spark.spark.open_stores import kept_storage, kept_store
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.sink_columns import check_columns, to_columns
@@ -69,7 +68,6 @@ class _Sink:
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
-        spare_imports()
         plan = self._plan
         task = TaskContext.get()
         assert plan is not None and task is not None  # noqa: S101 - tasks get a pickled writer, in a task

@@ -71,6 +71,8 @@ class Turn:
         return True
 
     def _wait(self) -> bool:
+        if self._timeout <= 0:
+            return False  # who does not wait cannot tell whether the holder moves
         holder = self._holder()
         if self._passed_over.get(self._path) == holder:
             return False

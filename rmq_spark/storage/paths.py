@@ -16,7 +16,7 @@ NAMESERVER: Final = "nameserver"
 
 _NUMBERED: Final = re.compile(r"([0-9]{20})\.arrow")
 _SEGMENT: Final = re.compile(r"([0-9]{20})-([0-9]{20})-[^-./\n]+\.arrow")
-_SNAPSHOT: Final = re.compile(r"([0-9]{20})-(floor-)?[^-./\n]+\.arrow")
+_SNAPSHOT: Final = re.compile(r"([0-9]{20})-[^-./\n]+\.arrow")
 
 
 def broker_root(broker: str) -> str:
@@ -64,14 +64,29 @@ def data_file(root: str, name: str) -> str:
     return f"{root}/data/{name}"
 
 
+def announced(root: str) -> str:
+    """Directory of what waiting writers offer to whoever has the turn."""
+    return f"{root}/announced"
+
+
 def snapshots(root: str) -> str:
     """Directory of the snapshots of the folded state."""
     return f"{root}/snapshots"
 
 
-def snapshot(root: str, offset: int, nonce: str, *, floor: bool = False) -> str:
-    """File of a snapshot of the state before offset `offset`; `floor`: one that is made for a mark to name."""
-    return f"{root}/snapshots/{offset:020d}-{'floor-' if floor else ''}{nonce}.arrow"
+def snapshot(root: str, offset: int, nonce: str) -> str:
+    """File of a snapshot of the state before offset `offset`."""
+    return f"{root}/snapshots/{offset:020d}-{nonce}.arrow"
+
+
+def floors(root: str) -> str:
+    """Directory of the snapshots that marks name."""
+    return f"{root}/floors"
+
+
+def floor(root: str, offset: int, nonce: str) -> str:
+    """File of the state at a floor, before offset `offset`."""
+    return f"{root}/floors/{offset:020d}-{nonce}.arrow"
 
 
 def file_number(name: str) -> int | None:
@@ -90,9 +105,3 @@ def snapshot_offset(name: str) -> int | None:
     """The offset of a snapshot file, or None for a foreign name."""
     found = _SNAPSHOT.fullmatch(name)
     return int(found[1]) if found else None
-
-
-def is_floor_snapshot(name: str) -> bool:
-    """Whether a snapshot is one that a mark names, or may be about to name."""
-    found = _SNAPSHOT.fullmatch(name)
-    return found is not None and found[2] is not None

@@ -8,8 +8,9 @@ What RocketMQ's dispatcher does with each message (rocketmq-facts 2.1 to 2.3) is
 - an index entry for each of its keys and one for its id (UNIQ_KEY), unless it is a rolled-back one. `keyHash` is
   RocketMQ's: Java's hash of `topic#key` without its sign.
 
-State messages of the engine itself (topics `rmq_sys_…`) get neither. Messages that wait in the topics of RocketMQ's
-schedule, half-message and timer services do, under that topic, as in RocketMQ.
+State messages of the engine itself (topics `rmq_sys_…`) get neither (`rules/system_topics.py`).
+Messages that wait in the topics of RocketMQ's schedule, half-message and timer services do, under that topic, as in
+RocketMQ.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.log import scan
-from rmq_spark.model import names
-from rmq_spark.model.delays import SCHEDULE_TOPIC, TIMER_TOPIC
+from rmq_spark.log.property_sizes import property_sizes, text_sizes
 from rmq_spark.model.java_hash import java_hash, java_hashes
+from rmq_spark.model.limits import PAIR_MARKS_BYTES
 from rmq_spark.model.properties import DELAY_LEVEL, KEYS, TAGS, UNIQ_KEY
+from rmq_spark.rules import delay, sys_flag, system_topics
 from rmq_spark.tables.schemas import CONSUMEQUEUE, INDEX, TIMESTAMP
 
 if TYPE_CHECKING:
@@ -49,43 +51,27 @@ INDEX_COLUMNS: Final = (*_PLACE, "msgId", "keys", "sysFlag")
 COLUMNS: Final = CONSUMEQUEUE_COLUMNS
 """Message columns that both need."""
 
-# 1s 5s 10s 30s 1m 2m … 10m 20m 30m 1h 2h
-_LEVELS_MS: Final = np.array(
-    [1_000, 5_000, 10_000, 30_000, *(60_000 * minutes for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120))],
-    np.int64,
-)
-
-_TRANSACTION: Final = 0xC
-_COMMITTED: Final = 0x8
-_BORN_IPV6: Final = 0x10
-_STORE_IPV6: Final = 0x20
 # totalSize, magic, bodyCRC, queueId, flag: 4 each; queueOffset, physicalOffset: 8; sysFlag 4; bornTimestamp 8,
 # bornHost 8; storeTimestamp 8, storeHost 8; reconsumeTimes 4; preparedTransactionOffset 8; lengths of body 4,
 # topic 1, properties 2.
 _RECORD_BYTES: Final = 91
 _IPV6_MORE: Final = 12
 _LONG_TOPIC: Final = 127
-_PAIR_MARKS: Final = 2
 # Columns of a batch without payload: bytes of the record so far, and the delay level of messages that wait.
 _PAYLOAD: Final = "payloadBytes"
 _LEVEL: Final = "delayLevel"
 
 
-def has_rows(topic: str) -> bool:
-    """Whether messages of `topic` enter the tables: of the engine's own topics, only where users' messages wait."""
-    return not topic.startswith(names.SYSTEM_PREFIX) or topic == TIMER_TOPIC
-
-
 def is_queued(sys_flags: I32) -> BOOL:
     """Which messages have a ConsumeQueue entry, so that a consumer sees them."""
-    kind = sys_flags & _TRANSACTION
-    queued: BOOL = (kind == 0) | (kind == _COMMITTED)
+    kind = sys_flags & sys_flag.TRANSACTION_MASK
+    queued: BOOL = (kind == sys_flag.Transaction.NONE) | (kind == sys_flag.Transaction.COMMIT)
     return queued
 
 
 def is_indexed(sys_flags: I32) -> BOOL:
     """Which messages can be found by key and id."""
-    indexed: BOOL = (sys_flags & _TRANSACTION) != _TRANSACTION
+    indexed: BOOL = (sys_flags & sys_flag.TRANSACTION_MASK) != sys_flag.Transaction.ROLLBACK
     return indexed
 
 
@@ -124,9 +110,9 @@ def without_payload(batch: pa.RecordBatch) -> pa.RecordBatch:
     """
     flags = _numbers(batch, "sysFlag")
     sizes = np.full(batch.num_rows, _RECORD_BYTES, np.int64)
-    sizes += _IPV6_MORE * ((flags & _BORN_IPV6 != 0).astype(np.int64) + (flags & _STORE_IPV6 != 0))
-    sizes += _lengths(batch.column("body"))
-    sizes += _property_bytes(batch.column("properties"))
+    sizes += _IPV6_MORE * ((flags & sys_flag.BORN_IPV6 != 0).astype(np.int64) + (flags & sys_flag.STORE_IPV6 != 0))
+    sizes += text_sizes(batch.column("body"))
+    sizes += property_sizes(batch.column("properties"))
     arrays = {_PAYLOAD: pa.array(sizes), _LEVEL: _delay_levels(batch)}
     names = [name for name in batch.schema.names if name not in ("body", "properties")]
     return pa.RecordBatch.from_arrays([*map(batch.column, names), *arrays.values()], names=[*names, *arrays])
@@ -155,7 +141,7 @@ def index_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     batch, topics = _wanted(batch, is_indexed(_numbers(batch, "sysFlag")))
     rows, keys = _single_keys(batch.column("keys"))
     ids = batch.column("msgId")
-    some = _lengths(ids) > 0
+    some = text_sizes(ids) > 0
     if not some.all():  # a message without an id cannot be found by it
         ids = ids.filter(pa.array(some))
     texts = pa.concat_arrays([keys, ids])
@@ -193,7 +179,7 @@ def plain(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatch 
 def _wanted(batch: pa.RecordBatch, keep: BOOL) -> tuple[pa.RecordBatch, pa.DictionaryArray]:
     """The rows that are kept and enter the tables, and their topics as a dictionary."""
     topics = batch.column("topic").dictionary_encode()
-    known = np.array([has_rows(topic) for topic in topics.dictionary.to_pylist()] or [True])
+    known = np.array([system_topics.has_table_rows(topic) for topic in topics.dictionary.to_pylist()] or [True])
     if not known.all():
         keep = keep & known[_numbers_of(topics.indices)]
     if keep.all():
@@ -230,33 +216,10 @@ def _record_sizes(batch: pa.RecordBatch, topics: pa.DictionaryArray) -> I64:
     sizes = _numbers_of(batch.column(_PAYLOAD)) + lengths[_numbers_of(topics.indices)]
     for name, column in ((TAGS, "tags"), (KEYS, "keys"), (UNIQ_KEY, "msgId")):
         texts = batch.column(column)
-        sizes += _lengths(texts)
-        sizes += (len(name) + _PAIR_MARKS) * _is_some(texts)
+        sizes += text_sizes(texts)
+        sizes += (len(name) + PAIR_MARKS_BYTES) * _is_some(texts)
     found: I64 = sizes
     return found
-
-
-def _property_bytes(maps: pa.MapArray) -> I64:
-    """Bytes of the pairs of each map in RocketMQ's property string: name, value and two marks."""
-    offsets = maps.offsets.to_numpy().astype(np.int64)
-    first, last = int(offsets[0]), int(offsets[-1])
-    if first == last:
-        return np.zeros(len(maps), np.int64)
-    items = maps.items[first:last]
-    pairs = _lengths(maps.keys[first:last]) + _lengths(items) + _PAIR_MARKS
-    pairs *= _is_some(items)
-    ends = np.concatenate(([0], np.cumsum(pairs)))
-    sizes: I64 = np.diff(ends[offsets - first])
-    if maps.null_count:
-        # A null map may still span entries.
-        sizes[_numbers_of(maps.is_null()).astype(np.bool_)] = 0
-    return sizes
-
-
-def _lengths(texts: pa.Array) -> I64:
-    """Bytes of each text; 0 for null."""
-    lengths = pc.binary_length(texts)
-    return _numbers_of(lengths.fill_null(0) if lengths.null_count else lengths).astype(np.int64)
 
 
 def _is_some(values: pa.Array) -> BOOL:
@@ -264,17 +227,17 @@ def _is_some(values: pa.Array) -> BOOL:
 
 
 def _delay_levels(batch: pa.RecordBatch) -> pa.Array:
-    """Delay level of the messages in the schedule topic, 1 to 18; null where there is none."""
-    if not pc.any(pc.equal(batch.column("topic"), SCHEDULE_TOPIC)).as_py():
+    """Delay level of the messages in the schedule topic, 1 or more; null where there is none."""
+    scheduled = pc.equal(batch.column("topic"), system_topics.SCHEDULE_TOPIC)
+    if not pc.any(scheduled).as_py():
         return pa.nulls(batch.num_rows, pa.int64())
     from rmq_spark.filter.properties_column import text_column  # the parsers behind it take a while to load
 
     texts = text_column(batch, DELAY_LEVEL).array
     # At most nine digits: a number of any kind, and nothing that overflows.
-    good = pc.and_(pc.equal(batch.column("topic"), SCHEDULE_TOPIC), pc.match_substring_regex(texts, "^[0-9]{1,9}$"))
+    good = pc.and_(scheduled, pc.match_substring_regex(texts, "^[0-9]{1,9}$"))
     levels = pc.if_else(good.fill_null(False), texts, None).cast(pa.int64())
-    levels = pc.if_else(pc.greater(levels, 0), levels, None)
-    return pc.min_element_wise(levels, len(_LEVELS_MS), skip_nulls=False)
+    return pc.if_else(pc.greater(levels, 0), levels, None)
 
 
 def _tags_codes(batch: pa.RecordBatch) -> I64:
@@ -282,8 +245,7 @@ def _tags_codes(batch: pa.RecordBatch) -> I64:
     levels = batch.column(_LEVEL)
     if levels.null_count < len(levels):
         parked = _is_some(levels)
-        delays = _LEVELS_MS[_numbers_of(levels.drop_null()) - 1]
-        codes[parked] = _store_ms(batch)[parked] + delays
+        codes[parked] = delay.due_after_levels(_store_ms(batch)[parked], levels.drop_null().to_numpy())
     return codes
 
 
@@ -300,7 +262,7 @@ def _single_keys(keys: pa.StringArray) -> tuple[I64, pa.StringArray]:
     if keys.null_count == len(keys):
         return np.empty(0, np.int64), pa.array([], pa.string())
     if not _has_space(keys):
-        some = _lengths(keys) > 0
+        some = text_sizes(keys) > 0
         return np.flatnonzero(some), keys if some.all() else keys.filter(pa.array(some))
     lists = pc.split_pattern(keys, " ")
     rows, texts = pc.list_parent_indices(lists), pc.list_flatten(lists)

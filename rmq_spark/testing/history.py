@@ -21,7 +21,7 @@ from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
 from rmq_spark.log.verify import verify
 from rmq_spark.log.view import LogView
-from rmq_spark.model.names import is_system_topic
+from rmq_spark.rules import system_topics
 from rmq_spark.storage.base import Storage
 
 
@@ -105,7 +105,7 @@ def check_log(storage: Storage, root: str, broker: str, *, acked: Acked, attempt
         rows = _read_all(log)
         _check_offsets(rows, view)
         _check_same_state(view)
-        users = {row.msg_id: row for row in rows if not is_system_topic(row.topic)}
+        users = {row.msg_id: row for row in rows if not system_topics.is_system(row.topic)}
         expired = _check_acked(users, view, acked)
         _check_order(acked)
         if attempted is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,12 +21,13 @@ LAYERS = {
     "errors": 0, "clock": 0, "lazy_names": 0, "model": 0,
     "filter": 1,
     "storage": 2, "log": 2,
-    "client": 4, "tables": 4, "query": 4,
+    "rules": 3,
+    "client": 4, "services": 4, "tables": 4, "query": 4,
     "spark": 5, "cli": 5, "demo": 5,
     "demo_spark": 6, "jobs": 6,
 }
 # fmt: on
-"""Part of the package -> its layer; a part may import lower layers. Layer 3, the messaging rules, is to come."""
+"""Part of the package -> its layer; a part may import lower layers. CONTRIBUTING.md says the same."""
 
 SAME_LAYER = {
     ("model", "errors"),
@@ -33,10 +35,11 @@ SAME_LAYER = {
     ("log", "storage"),
     ("tables", "client"),
     ("query", "client"),
+    ("services", "client"),
     ("query", "tables"),
 }
-"""Imports within a layer that are meant: model stands on errors and clock, the log on the storage protocol, tables and
-queries on an open store, queries on tables."""
+"""Imports within a layer that are meant: model stands on errors and clock, the log on the storage protocol, tables,
+queries and services on an open store, queries on tables."""
 
 CORE = {"numpy", "pyarrow"}
 MAY_IMPORT = {
@@ -47,7 +50,9 @@ MAY_IMPORT = {
     "filter": CORE,
     "storage": {"fsspec", "hdfs_native", "obstore", "pyarrow"},  # of Arrow its memory pool only
     "log": CORE | {"isal", "orjson"},
+    "rules": CORE,
     "client": CORE,
+    "services": CORE,
     "tables": CORE,
     "query": CORE,
     "spark": CORE | {"pyspark"},
@@ -60,6 +65,17 @@ MAY_IMPORT = {
 
 PLAIN_MODEL_EXCEPT = {"model/java_hash.py"}
 """The model is plain Python; only the column form of Java's hash works on arrays."""
+
+RULES_MAY = {
+    "rmq_spark.log.fold", "rmq_spark.log.message_batch", "rmq_spark.log.request", "rmq_spark.log.schema",
+    "rmq_spark.log.state", "rmq_spark.log.undo",
+}  # fmt: skip
+"""What rules may know of layer 2: values, nothing that opens a file."""
+RULES_NEVER = {
+    "asyncio", "datetime", "io", "logging", "os", "pathlib", "random", "secrets", "shutil", "socket", "subprocess",
+    "tempfile", "time", "uuid",
+}  # fmt: skip
+"""Rules get times and random numbers as arguments, so that a simulation can give them."""
 
 LOG_NEVER = {"time", "random", "uuid", "secrets", "datetime"}
 LOG_MAY = {("log/expire.py", "datetime")}
@@ -156,6 +172,32 @@ def test_the_log_takes_time_and_randomness_from_its_clock(path: Path) -> None:
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Attribute) and node.attr in ("now", "utcnow", "today", "urandom"):
             pytest.fail(f"{name_of(path)}:{node.lineno} asks for {node.attr}; take a Clock instead")
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "rules").glob("*.py")), ids=name_of)
+def test_rules_decide_and_never_touch_files_or_clocks(path: Path) -> None:
+    for line, module in imports(path):
+        where = f"{name_of(path)}:{line} imports {module}"
+        assert module.split(".")[0] not in RULES_NEVER, f"{where}; take what is needed as an argument"
+        if module.startswith((f"{PACKAGE}.log", f"{PACKAGE}.storage")):
+            assert any(module == known or module.startswith(f"{known}.") for known in RULES_MAY), where
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("open", "print", "input"), f"{name_of(path)}:{node.lineno} does I/O"
+
+
+def test_the_table_in_contributing_is_true() -> None:
+    told: dict[str, int] = {}
+    packages: dict[str, str] = {}
+    for line in (REPOSITORY / "CONTRIBUTING.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and len(cells) == 4 and cells[0].isdigit():
+            for part in re.findall(r"`(\w+)`", cells[1]):
+                told[part], packages[part] = int(cells[0]), cells[2]
+    assert told == LAYERS
+    for part, allowed in MAY_IMPORT.items():
+        missing = [package for package in allowed if package not in packages[part]]
+        assert not missing, f"CONTRIBUTING.md does not say that {part} may import {missing}"
 
 
 def test_every_part_of_the_package_has_a_layer() -> None:

@@ -227,11 +227,31 @@ class TestKindsOfFailure:
 
             storage.before_create = be_quicker
             with pytest.raises(LostRaceError):
-                slow.append(message("s"))
+                append_if(slow, message("s"), lambda state: None)  # a decision, which nobody else may land
             storage.before_create = None
             assert "s" not in ids(slow)
             slow.append(message("s"))
             assert ids(slow)[-1] == "s"
+
+    def test_a_loser_is_landed_by_the_winner(self) -> None:
+        storage = Wrapped(MemoryStorage())
+        with open_log(storage, append_timeout_ms=60_000) as slow, open_log(storage.inner) as quick:
+            quick.append(message("first"))  # each knows of the other
+            slow.append(message("second"))
+            numbers = iter(range(1 << 20))
+
+            def be_quicker(path: str) -> None:
+                if "commitlog" in path:
+                    quick.append(message(f"q{next(numbers)}"))
+
+            storage.before_create = be_quicker
+            result = slow.append(message("s"))
+            storage.before_create = None
+            assert result.commit_offsets is not None and result.queue_offsets is not None
+            rows = {m.msg_id: (m.commit_offset, m.queue_offset) for m in read_messages(open_log(storage.inner))}
+            assert rows["s"] == (result.commit_offsets[0], result.queue_offsets[0])
+            assert list(storage.list(paths.announced(ROOT))) == []
+        check_log(storage, ROOT, BROKER, acked=[])
 
     def test_unavailable_means_nothing_was_written(self) -> None:
         storage = Wrapped(MemoryStorage())
@@ -940,10 +960,9 @@ import sys, threading, time
 import pyarrow as pa
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.second_thread import MANY_ROWS
 from rmq_spark.storage.local import LocalStorage
 
-count = 10 * MANY_ROWS
+count = 50_000
 table = pa.table({
     "topic": ["t"] * count, "queueId": pa.array([number % 2 for number in range(count)], pa.int32()),
     "msgId": [f"{number:032X}" for number in range(count)], "body": [b"x"] * count,

@@ -37,6 +37,12 @@ def snapshots(storage: Storage) -> list[str]:
     return sorted(info.name for info in storage.list(paths.snapshots(ROOT)))
 
 
+def forget_snapshots(storage: Storage) -> None:
+    """Delete those that are no part of the log."""
+    for name in snapshots(storage):
+        storage.delete(f"{paths.snapshots(ROOT)}/{name}")
+
+
 class TestAnOlderVersion:
     """A handle without a fold stands for a process of an older version, which does not have it."""
 
@@ -115,7 +121,7 @@ class TestAnOlderVersion:
         clock = ManualClock()
         storage = MemoryStorage(None, clock=clock)
         log = open_log(storage, folds=[ConsumerOffsets], clock=clock, segment_bytes=1)
-        monkeypatch.setattr(log._appender, "_new_folds", lambda state: None)
+        monkeypatch.setattr(log._appender._asker, "new_folds", lambda state: None)
         body = json.dumps({"group": "g", "topic": "t", "offsets": {"0": 3}}).encode()
         log.append(message("o", topic=ConsumerOffsets.topics[0], body=body))
         clock.advance(10)
@@ -136,11 +142,12 @@ class TestAnOlderVersion:
         full.append(message("young"))
         assert expire(full, before_ms=clock.now_ms()).log_start
         older.append(message("x"))
-        for name in snapshots(storage):
-            storage.delete(f"{paths.snapshots(ROOT)}/{name}")
-        with pytest.raises(CorruptDataError, match=r"missing; restore it.*/snapshots/"):
+        forget_snapshots(storage)
+        for info in list(storage.list(paths.floors(ROOT))):
+            storage.delete(f"{paths.floors(ROOT)}/{info.name}")
+        with pytest.raises(CorruptDataError, match=r"missing; restore it.*/floors/"):
             open_log(storage, folds=[Counters], clock=clock)
-        with pytest.raises(CorruptDataError, match=r"missing; restore it.*/snapshots/"):
+        with pytest.raises(CorruptDataError, match=r"missing; restore it.*/floors/"):
             older.use(Counters)
         older.append(message("y"))  # the handle works on without it
 
@@ -300,9 +307,7 @@ class TestSnapshots:
 
         weak.before_create = meanwhile
         assert roll(roller).commits == 3
-        for name in snapshots(storage):
-            if not any(name == named.name for named in roller.refresh().mark.snapshots):
-                storage.delete(f"{paths.snapshots(ROOT)}/{name}")
+        forget_snapshots(storage)
         fresh = open_log(storage)
         assert fresh.view.state.fold(SinkBatches).last == {"app": 2}
         assert len(ids(fresh)) == 7
@@ -317,8 +322,7 @@ class TestSnapshots:
         for _ in range(4):
             stale.snapshot()  # of what it knows: it has not looked since
         assert stale.view.state is state
-        (named,) = other.refresh().mark.snapshots
-        assert named.name in snapshots(storage)
+        forget_snapshots(storage)
         assert open_log(storage).view.state.fold(SinkBatches).last == {"app": 1}
 
     def test_a_named_one_that_is_missing_is_damage(self) -> None:
@@ -331,7 +335,7 @@ class TestSnapshots:
         roll(older, min_commits=1)
         mark = older.refresh().mark
         assert len(mark.snapshots) == 2, "the one at the floor, and the one that holds the counters"
-        gone = f"{paths.snapshots(ROOT)}/{mark.snapshots[1].name}"
+        gone = f"{paths.floors(ROOT)}/{mark.snapshots[1].name}"
         storage.delete(gone)
         findings = verify(storage, ROOT, BROKER).findings
         assert [finding.path for finding in findings if finding.damage] == [gone]

@@ -25,7 +25,7 @@ from rmq_spark.errors import (
     UnavailableError,
     UnsupportedVersionError,
 )
-from rmq_spark.log import file_encoder
+from rmq_spark.log import file_encoder, file_layout, verify_files
 from rmq_spark.log import roll as roll_module
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
@@ -75,7 +75,7 @@ def plant(log: CommitLog, rows: PreparedRows, **changed: Any) -> str:
     """Create the next commit as another version of this program might: whole, well linked, and unchecked."""
     state = log.refresh().state
     doc = {
-        **rows.doc(),
+        **rows.doc,
         "broker": BROKER,
         "first": state.offset,
         "ts": state.store_ms,
@@ -177,7 +177,7 @@ class TestStateMessages:
             write_row_file(log.storage, ROOT, batch, nonce="n1", block_bytes=1 << 18)
         assert list(log.storage.list(paths.data(ROOT))) == []
         rows = prepare(batch, 1 << 18, "rows")
-        encoded = file_encoder.encode(rows.blocks, {**rows.doc(), "nonce": "n2"})
+        encoded = file_encoder.encode(rows.blocks, {**rows.doc, "nonce": "n2"})
         log.storage.create_if_absent(paths.data_file(ROOT, "n2.arrow"), encoded)
         file = RowFile("n2.arrow", encoded.tail.digest, 2, encoded.tail.file_size, 2)
         with pytest.raises(InvalidRequestError, match="state messages"):
@@ -196,7 +196,7 @@ class TestRowFiles:
         meta = verify(log.storage, ROOT, BROKER)
         assert meta.ok and sorted(ids(open_log(log.storage))) == ["after", "r0", "r1", "r2", "r3"]
         prepared = prepare_references(log.storage, ROOT, [replace(file, rows=1, bytes=7, runs=9)])
-        assert prepared.doc()["files"] == [[file.name, file.digest, 4, file.bytes, 2]] and prepared.parts == [2]
+        assert prepared.doc["files"] == [[file.name, file.digest, 4, file.bytes, 2]] and prepared.parts == [2]
 
     def test_the_same_file_twice_is_refused(self) -> None:
         log = open_log()
@@ -210,7 +210,8 @@ class TestRecover:
     def test_a_commit_of_a_newer_version_is_not_moved(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=1)
         with monkeypatch.context() as newer:
-            newer.setattr(file_encoder, "VERSION", 2)
+            newer.setattr(file_layout, "VERSION", 2)
+            newer.setitem(file_layout.SCHEMAS, 2, file_layout.SCHEMAS[1])
             plant(log, prepare(message("newer"), 1 << 18))
         names = sorted(info.name for info in log.storage.list(paths.commitlog(ROOT)))
         for force in (False, True):
@@ -221,7 +222,8 @@ class TestRecover:
     def test_one_behind_a_hole_is_not_moved_either(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=3, flush=Flush.ASYNC)
         with monkeypatch.context() as newer:
-            newer.setattr(file_encoder, "VERSION", 2)
+            newer.setattr(file_layout, "VERSION", 2)
+            newer.setitem(file_layout.SCHEMAS, 2, file_layout.SCHEMAS[1])
             plant(log, prepare(message("newer"), 1 << 18))
         log.storage.delete(paths.commit(ROOT, 1))
         with pytest.raises(UnsupportedVersionError):
@@ -271,7 +273,8 @@ class TestOrderOfDeletion:
 
 
 class TestVerifyBesideOthers:
-    def test_a_roll_meanwhile_is_no_damage(self) -> None:
+    def test_a_roll_meanwhile_is_no_damage(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(verify_files, "AHEAD_FILES", 1)  # else all commits are in memory by then
         log = filled()
         rolled: list[int] = []
 
@@ -313,6 +316,27 @@ class TestVerifyBesideOthers:
 
         report = verify(Growing(log.storage), ROOT, BROKER)
         assert report.ok and report.log_end == 4
+
+    @pytest.mark.parametrize("ahead", [1, 3, 128])
+    def test_files_are_read_ahead_and_each_once(self, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(verify_files, "AHEAD_FILES", ahead)
+        monkeypatch.setattr(verify_files, "SMALL_BYTES", 20_000)
+        log = filled(count=5)
+        log.append(message("large", body=bytes(50_000)))
+        log.append(message("last"))
+        calls: list[list[str]] = []
+
+        class Noting(Wrapped):
+            def read_tails(self, paths: Sequence[str], length: int) -> Sequence[tuple[bytes, int] | None]:
+                calls.append(list(paths))
+                return super().read_tails(paths, length)
+
+        storage = Noting(log.storage)
+        report = verify(storage, ROOT, BROKER)
+        assert report.ok and report.commits == 7
+        names = [paths.commit(ROOT, number) for number in (0, 1, 2, 3, 4, 6)]
+        assert [name for call in calls for name in call] == names
+        assert max(map(len, calls)) == min(ahead, 6)
 
 
 class TestVerifyLooksDeeper:
@@ -364,21 +388,23 @@ class TestVerifyLooksDeeper:
         ("field", "of"),
         [("bloom", tagged("a", "T", "other")), ("ids", tagged("a", "T", "k")), ("tags", tagged("m", "other", "k"))],
     )
-    def test_metadata_that_would_hide_rows_of_a_commit(self, field: str, of: MessageBatch) -> None:
+    @pytest.mark.parametrize("count", [1, verify_files.FEW_ROWS + 1])
+    def test_metadata_that_would_hide_rows_of_a_commit(self, field: str, of: MessageBatch, count: int) -> None:
         log = filled(count=1)
-        rows = prepare(tagged("m", "T", "k"), 1 << 18)
-        path = plant(log, rows, **{field: prepare(of, 1 << 18).doc()[field]})
+        rows = prepare(MessageBatch.merge([tagged("m", "T", "k")] * count), 1 << 18)
+        path = plant(log, rows, **{field: prepare(of, 1 << 18).doc[field]})
         assert [finding.path for finding in damage(log.storage)] == [path]
 
     @pytest.mark.parametrize("field", ["bloom", "ids", "tags"])
-    def test_metadata_that_would_hide_rows_of_a_row_file(self, field: str) -> None:
+    @pytest.mark.parametrize("count", [1, verify_files.FEW_ROWS + 1])
+    def test_metadata_that_would_hide_rows_of_a_row_file(self, field: str, count: int) -> None:
         log = filled(count=1)
-        rows = prepare(tagged("m", "T", "k"), 1 << 18, "rows")
-        wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc()[field]
-        encoded = file_encoder.encode(rows.blocks, {**rows.doc(), field: wrong, "nonce": "n1"})
+        rows = prepare(MessageBatch.merge([tagged("m", "T", "k")] * count), 1 << 18, "rows")
+        wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc[field]
+        encoded = file_encoder.encode(rows.blocks, {**rows.doc, field: wrong, "nonce": "n1"})
         path = paths.data_file(ROOT, "n1.arrow")
         log.storage.create_if_absent(path, encoded)
-        log.append_files([RowFile("n1.arrow", encoded.tail.digest, 1, encoded.tail.file_size, 1)])
+        log.append_files([RowFile("n1.arrow", encoded.tail.digest, count, encoded.tail.file_size, 1)])
         assert path in [finding.path for finding in damage(log.storage)]
 
     @pytest.mark.parametrize("field", ["bloom", "ids", "tags"])
@@ -387,10 +413,19 @@ class TestVerifyLooksDeeper:
         for number in range(3):
             log.append(tagged(f"m{number}", "T", "k"))
         describe = roll_module.describe
-        wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc()[field]
+        wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc[field]
         monkeypatch.setattr(roll_module, "describe", lambda *given: {**describe(*given), field: wrong})
         roll(log)
         assert [(finding.first, finding.end) for finding in damage(log.storage)] == [(0, 3)]
+
+    @pytest.mark.parametrize("count", [1, verify_files.FEW_ROWS + 1])
+    def test_a_run_index_of_another_queue_or_topic(self, count: int) -> None:
+        for other in (message("m", queue=3), message("m", topic="u")):
+            log = filled(count=1)
+            rows = prepare(MessageBatch.merge([message("m")] * count), 1 << 18)
+            wrong = prepare(MessageBatch.merge([other] * count), 1 << 18).doc()
+            path = plant(log, rows, runs=wrong["runs"], topics=wrong["topics"], base=pack(np.zeros(1, np.int64)))
+            assert [finding.path for finding in damage(log.storage)] == [path]
 
     def test_block_bounds_that_would_hide_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=3)
@@ -415,11 +450,32 @@ class TestVerifyLooksDeeper:
         log = filled(count=1)
         file = write_row_file(log.storage, ROOT, tagged("m", "T", "k"), nonce="n1", block_bytes=1 << 18)
         rows = prepare_references(log.storage, ROOT, [file])
-        path = plant(log, rows, tags=prepare(tagged("m", "other", "k"), 1 << 18).doc()["tags"])
+        path = plant(log, rows, tags=prepare(tagged("m", "other", "k"), 1 << 18).doc["tags"])
         assert [finding.path for finding in damage(log.storage)] == [path]
 
 
 class TestVerifySnapshots:
+    def test_a_newest_commit_that_is_missing_is_damage_if_a_snapshot_knows_it(self) -> None:
+        log = filled(count=3)
+        log.append(MessageBatch.merge([message("x"), message("y")]))
+        snapshot = log.snapshot()
+        assert snapshot is not None
+        assert damage(log.storage) == []
+        log.storage.delete(paths.commit(ROOT, 3))
+        (found,) = damage(log.storage)
+        assert (found.path, found.first, found.end) == (paths.commit(ROOT, 3), 3, 5)
+        assert snapshot.rpartition("/")[2] in found.problem
+        # Once the offset is used again, nothing can be lost by it any more: the snapshot is of another history.
+        open_log(log.storage).append(message("z"))
+        assert damage(log.storage) == []
+        assert "does not vouch" in warnings(log.storage)[snapshot.rpartition("/")[2]]
+
+    def test_an_only_commit_that_is_missing_is_damage_too(self) -> None:
+        log = filled(count=1)
+        log.snapshot()
+        log.storage.delete(paths.commit(ROOT, 0))
+        assert [(found.first, found.end) for found in damage(log.storage)] == [(0, 1)]
+
     @pytest.mark.parametrize("floor", [False, True])
     def test_one_that_differs_from_the_log_is_damage(self, floor: bool) -> None:
         log = filled(count=3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from rmq_spark.log.core_folds import SinkBatches
 from rmq_spark.log.roll import roll
 from rmq_spark.log.verify import verify
 from rmq_spark.model.settings import LogSettings
-from rmq_spark.spark import collector, open_stores, sink_commit, writer
+from rmq_spark.spark import open_stores, sink_commit, writer
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.storage.open import open_storage
 
@@ -128,16 +127,6 @@ def test_files_grow_with_what_a_task_has_written() -> None:
     assert sum(groups) == 400
 
 
-def test_a_worker_that_writes_hides_what_it_imported_from_the_collector(store: Store) -> None:
-    collector.spare_imports.cache_clear()
-    gc.unfreeze()
-    try:
-        Write(options_of(store), bodies().schema).tasks([[bodies("a")]])
-        assert gc.get_freeze_count() > 10_000
-    finally:
-        gc.unfreeze()
-
-
 def test_a_write_without_rows_does_nothing(store: Store) -> None:
     before = store.nameserver.refresh().state.offset
     write(options_of(store), bodies(), bodies())
@@ -186,8 +175,7 @@ def test_delayed_rows_are_parked_as_a_broker_does_it(store: Store) -> None:
     }
     real = {"REAL_TOPIC": "t", "REAL_QID": "0"}
     assert dict(found["level"]["properties"]) == {"DELAY": "3", **real}
-    due = str((soon - 1) // 1000 * 1000)
-    assert dict(found["time"]["properties"]) == {"TIMER_DELIVER_MS": str(soon), "TIMER_OUT_MS": due, **real}
+    assert dict(found["time"]["properties"]) == {"TIMER_DELIVER_MS": str(soon), "TIMER_OUT_MS": str(soon), **real}
     assert dict(found["past"]["properties"]) == {"TIMER_DELIVER_MS": "1000"}
     assert store.topic("t").queues == {"broker-0": 1}, "the topic that they are for exists"
 

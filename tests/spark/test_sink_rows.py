@@ -15,11 +15,13 @@ from rmq_spark.client.compression import decompress
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log.arrow_columns import has_byte
-from rmq_spark.log.message_batch import MessageBatch, sort_into_runs
-from rmq_spark.model import names
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.run_index import sort_into_runs
+from rmq_spark.model import limits
 from rmq_spark.model.java_hash import java_hash
 from rmq_spark.model.message_id import UniqueIds
 from rmq_spark.model.properties import RESERVED
+from rmq_spark.rules import system_topics
 from rmq_spark.spark.bad_rows import is_blank, is_plain, repair_text
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.sink_columns import COLUMNS, to_columns
@@ -77,10 +79,10 @@ def keys_text(keys: Any) -> str | None:
 
 def is_bad(row: dict[str, Any], topic: str | None, auto_create: bool) -> bool:
     """Whether RocketMQ would refuse the row."""
-    if row.get("body") is None or len(row["body"]) > names.BODY_BYTES_MAX:
+    if row.get("body") is None or len(row["body"]) > limits.BODY_BYTES_MAX:
         return True
     try:
-        names.check_sendable(topic or "")
+        system_topics.check_sendable(topic or "")
     except InvalidRequestError:
         return True
     if PLAN.queues.get(topic or "", 4 if auto_create else 0) == 0:
@@ -95,9 +97,6 @@ def is_bad(row: dict[str, Any], topic: str | None, auto_create: bool) -> bool:
         return True
     pairs = {name: value for name, value in (row.get("properties") or []) if value is not None}
     if any(blank(name) or blank(value) or name in RESERVED for name, value in pairs.items()):
-        return True
-    late = not row.get("delayTimeLevel") and row.get("deliverTimestamp") is not None
-    if late and row["deliverTimestamp"] - NOW > 3 * DAY:
         return True
     return (
         sum(len(part.encode()) for pair in expected_properties(row, topic or "", 0).items() for part in pair) > 32_000
@@ -114,7 +113,7 @@ def expected_properties(row: dict[str, Any], topic: str, queue: int) -> dict[str
     elif deliver is not None:
         made |= {"TIMER_DELIVER_MS": str(deliver)}
         if deliver > NOW:
-            made |= {"TIMER_OUT_MS": str(deliver - 1000 if deliver % 1000 == 0 else deliver - deliver % 1000)}
+            made |= {"TIMER_OUT_MS": str(deliver)}
     if level > 0 or (deliver is not None and deliver > NOW):
         made |= {"REAL_TOPIC": topic, "REAL_QID": str(queue)}
     return made
@@ -313,8 +312,8 @@ def test_rows_of_many_topics_are_dealt_out_by_topic() -> None:
 
 
 def test_rows_that_cannot_be_delivered_take_no_turn() -> None:
-    far = [{"body": b"x", "deliverTimestamp": NOW + 3 * DAY + 1}] * 6
-    found = make([*far, {"body": b"a"}, {"body": b"b"}], topic="t", bad_records_topic="bad")
+    late = [{"body": b"x", "delayTimeLevel": 19}] * 6
+    found = make([*late, {"body": b"a"}, {"body": b"b"}], topic="t", bad_records_topic="bad")
     assert [(row["topic"], row["queueId"]) for row in found[:2]] == [("t", 1), ("t", 2)]
     assert {row["topic"] for row in found[2:]} == {"bad"}
 
@@ -361,14 +360,14 @@ def test_many_ids_are_unique_and_ascend() -> None:
 
 
 def test_bodies_from_nothing_to_four_megabytes() -> None:
-    rows = [{"body": bytes(size)} for size in (0, 1, names.BODY_BYTES_MAX)]
-    assert [len(row["body"]) for row in make(rows, topic="t")] == [0, 1, names.BODY_BYTES_MAX]
+    rows = [{"body": bytes(size)} for size in (0, 1, limits.BODY_BYTES_MAX)]
+    assert [len(row["body"]) for row in make(rows, topic="t")] == [0, 1, limits.BODY_BYTES_MAX]
     with pytest.raises(InvalidRequestError, match="over 4 MiB") as caught:
-        make([*rows, {"body": b"y" * (names.BODY_BYTES_MAX + 1), "tags": "A", "keys": "k"}], topic="t")
+        make([*rows, {"body": b"y" * (limits.BODY_BYTES_MAX + 1), "tags": "A", "keys": "k"}], topic="t")
     wanted = {"topic": "t", "tags": "A", "keys": "k", "queueId": None, "body": b"y" * 64, "bad_rows": 1}
     assert caught.value.context == wanted
-    (last,) = make([{"body": b"y" * (names.BODY_BYTES_MAX + 1)}], topic="t", bad_records_topic="bad")
-    assert last["body"] == b"y" * names.BODY_BYTES_MAX
+    (last,) = make([{"body": b"y" * (limits.BODY_BYTES_MAX + 1)}], topic="t", bad_records_topic="bad")
+    assert last["body"] == b"y" * limits.BODY_BYTES_MAX
 
 
 def test_bad_rows_keep_what_can_be_kept() -> None:
@@ -447,7 +446,7 @@ def test_bytes_that_are_not_utf8_do_not_look_plain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "good"), [(names.PROPERTIES_BYTES_MAX - 16, True), (names.PROPERTIES_BYTES_MAX - 15, False)]
+    ("keys", "good"), [(limits.PROPERTIES_BYTES_MAX - 16, True), (limits.PROPERTIES_BYTES_MAX - 15, False)]
 )
 def test_long_keys_are_measured_with_their_tag(keys: int, good: bool) -> None:
     rows = [{"body": b"", "tags": "four", "keys": "k" * keys}]
@@ -489,5 +488,6 @@ def test_the_last_time_of_all_is_not_delivered_at_once() -> None:
         [pa.RecordBatch.from_arrays([pa.array([b"a"]), column], names=["body", "deliverTimestamp"])],
         ["body", "deliverTimestamp"],
     )
-    with pytest.raises(InvalidRequestError, match="3 days"):
-        maker(topic="t").make(columns)
+    (row,) = maker(topic="t").make(columns).to_pylist()
+    assert row["topic"] == "rmq_sys_wheel_timer"
+    assert dict(row["properties"])["TIMER_OUT_MS"] == str(-(-((1 << 63) - 1) // 1000))

@@ -18,7 +18,7 @@ from sink_tasks import row_files, stored
 from rmq_spark.client.store import Store
 from rmq_spark.log.collect import collect
 from rmq_spark.log.verify import verify
-from rmq_spark.model import names
+from rmq_spark.model import limits
 
 pytestmark = pytest.mark.spark
 
@@ -158,12 +158,12 @@ def test_ten_thousand_queues(spark: SparkSession, store: Store) -> None:
 
 
 def test_bodies_from_nothing_to_four_megabytes(spark: SparkSession, store: Store) -> None:
-    sizes = [0, 1, names.BODY_BYTES_MAX]
+    sizes = [0, 1, limits.BODY_BYTES_MAX]
     df = spark.createDataFrame([(size,) for size in sizes], "n int").selectExpr("cast(repeat('x', n) as binary) body")
     save(df, store, topic="t")
     assert sorted(len(row["body"]) for row in stored(store)) == sizes
     with pytest.raises(PySparkException, match="its body is over 4 MiB"):
-        save(spark.sql(f"select repeat('x', {names.BODY_BYTES_MAX + 1}) body"), store, topic="t")
+        save(spark.sql(f"select repeat('x', {limits.BODY_BYTES_MAX + 1}) body"), store, topic="t")
 
 
 def test_no_rows_and_no_partitions(spark: SparkSession, store: Store) -> None:

@@ -6,7 +6,8 @@ import zlib
 
 import pyarrow as pa
 
-from rmq_spark.client.compression import COMPRESSED, decompress
+from rmq_spark.client.compression import decompress
+from rmq_spark.rules.sys_flag import COMPRESSED
 
 
 def batch(flags: list[int | None], bodies: list[bytes]) -> pa.RecordBatch:

@@ -1,0 +1,109 @@
+"""Contended writers help each other: who waits announces its rows, and whoever has the turn lands them with its own.
+
+Each commit costs every other writer a fold, so N processes that land one message each do N times the work. With
+announcements more writers make larger commits instead of more rounds.
+
+An announcement is a small file in `announced/`, named after the log's time when it was made and a token. Whoever lands
+it names the token in its commit; the state remembers the tokens for a while. Landed at most once, because:
+- a commit may only name a token that the state before it does not know;
+- a commit may only name a token that is younger than `LANDABLE_MS`, by the time that the commit itself has;
+- the state remembers a token for longer than that. A helper that slept finds it too old, or known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from rmq_spark.errors import CorruptDataError, NotFoundError, OutcomeUnknownError, RmqError
+from rmq_spark.log.file_encoder import Encoded
+from rmq_spark.log.file_format import parse
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import LANDABLE_MS, Offer, Request
+from rmq_spark.log.rows import prepare
+from rmq_spark.log.schema import Row
+from rmq_spark.log.small_files import decode_small_files
+from rmq_spark.model import names
+from rmq_spark.storage import paths
+from rmq_spark.storage.base import Storage
+
+SWEPT_MS: Final = 60_000
+"""So old, the file of an announcement is deleted by whoever comes across it."""
+BYTES_MAX: Final = 20 * 1024
+"""Larger groups of messages make a commit that is worth its round."""
+HELPED_MAX: Final = 256
+"""A commit takes in so many announcements at most."""
+
+_NAME: Final = re.compile(r"([0-9]{15})-([0-9a-f]{32})\.arrow")
+
+
+@dataclass(frozen=True, slots=True)
+class Helped:
+    """An announcement of another process, as its rows."""
+
+    token: str
+    announced_ms: int
+    batch: MessageBatch
+
+
+def announce(storage: Storage, root: str, batch: MessageBatch, offer: Offer) -> bool:
+    """Put the rows of `batch` where whoever has the turn finds them; False if they cannot be offered."""
+    rows = prepare(batch, BYTES_MAX, "rows")
+    encoded = Encoded(rows.blocks, {**rows.doc, "nonce": offer.token})
+    if encoded.tail.file_size > 2 * BYTES_MAX or "blocks" in encoded.tail.doc:
+        offer.lose()
+        return False
+    offer.order = [] if rows.order is None else rows.order.tolist()
+    offer.path = f"{paths.announced(root)}/{offer.announced_ms:015d}-{offer.token}.arrow"
+    try:
+        storage.create_if_absent(offer.path, encoded, durable=False)
+    except OutcomeUnknownError:
+        return True
+    except RmqError:
+        offer.lose()
+        return False
+    return True
+
+
+def helped_batches(storage: Storage, root: str, known: Collection[str], now_ms: int) -> Iterator[Helped]:
+    """What others have announced and a commit of the time `now_ms` may land; deletes what is long past."""
+    listed = sorted(info.name for info in storage.list(paths.announced(root)))
+    waiting: list[tuple[str, int, bytes]] = []
+    for name in listed:
+        match = _NAME.fullmatch(name)
+        if match is None or match[2] in known:
+            continue
+        announced_ms = int(match[1])
+        path = f"{paths.announced(root)}/{name}"
+        if now_ms - announced_ms > SWEPT_MS:
+            storage.delete(path)
+        if now_ms - announced_ms >= LANDABLE_MS or len(waiting) >= HELPED_MAX:
+            continue
+        try:
+            data = storage.read(path)
+            meta = parse(path, data, len(data))
+        except (NotFoundError, CorruptDataError):
+            continue  # its owner has withdrawn it; a damaged one is the owner's to land
+        if meta.kind == "rows" and not names.STATE_TOPICS.intersection(meta.doc["topics"]):
+            waiting.append((match[2], announced_ms, data))
+    for token, announced_ms, data in waiting:
+        yield Helped(token, announced_ms, MessageBatch(_rows(decode_small_files([data], "rows"))))
+
+
+def _rows(batch: pa.RecordBatch) -> list[Row]:
+    columns = [
+        (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
+        for column in batch.columns
+    ]
+    columns[-1] = [list(pairs or ()) for pairs in columns[-1]]
+    return list(zip(*columns, strict=True))
+
+
+def is_offerable(todo: Sequence[Request]) -> bool:
+    """Whether others may land these requests: plain messages, few, and not offered before."""
+    plain = [each for each in todo if each.batch is not None and each.app is None and each.offer is None]
+    return len(plain) == len(todo) and sum([request.weight[1] for request in todo]) <= BYTES_MAX // 2

@@ -1,0 +1,100 @@
+"""Files for `verify`: whole and checked, read ahead where there are many small ones; and its check of a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from rmq_spark.log import bloom
+from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.schema import ROWS
+from rmq_spark.model.java_hash import java_hash
+from rmq_spark.storage.base import Storage
+
+SMALL_BYTES: Final = 128 * 1024
+"""Files up to this size are read ahead."""
+
+AHEAD_FILES: Final = 128
+"""How many at once: together 16 MiB at most, and enough to keep a bucket's 16 connections busy."""
+
+FEW_ROWS: Final = 8
+"""Up to so many rows plain Python is quicker than arrays: 15 times for one row."""
+
+DESCRIBED: Final = ("topic", "queueId", "msgId", "tags", "keys")
+"""The columns of which a file's metadata says something."""
+
+_DESCRIBED_PLACES: Final = [ROWS.get_field_index(name) for name in DESCRIBED]
+
+
+class ReadAhead:
+    """Reads whole files that somebody goes through in the order of a listing, many small ones at a time."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._paths: list[str] = []
+        self._place: dict[str, int] = {}
+        self._ready: dict[str, bytes] = {}
+
+    def expect(self, files: Sequence[tuple[str, int]]) -> None:
+        """Name the (path, size) of files in the order in which they will be read; others can be read at any time."""
+        self._paths = [path for path, size in files if size <= SMALL_BYTES]
+        self._place = {path: place for place, path in enumerate(self._paths)}
+
+    def read(self, path: str) -> bytes:
+        """The whole file.
+
+        Raises:
+            NotFoundError: there is no such file.
+        """
+        found = self._ready.pop(path, None)
+        if found is not None:
+            return found
+        place = self._place.get(path)
+        if place is not None:
+            paths = self._paths[place : place + AHEAD_FILES]
+            tails = self._storage.read_tails(paths, SMALL_BYTES)
+            # Whatever is not there, or has grown, is for the plain call to tell.
+            self._ready = {
+                path: tail[0] for path, tail in zip(paths, tails, strict=True) if tail and len(tail[0]) == tail[1]
+            }
+            found = self._ready.pop(path, None)
+        return self._storage.read(path) if found is None else found
+
+
+def check_few_rows(meta: FileMeta, reader: pa.ipc.RecordBatchFileReader) -> None:
+    """Check all rows of a small file against what its metadata says of them, as `check_described` does for many.
+
+    Raises:
+        CorruptDataError: they cannot be read, or run index, tag codes, id range or key bloom do not describe them.
+    """
+    topics, queues, ids, tags, keys = _read_columns(meta, reader)
+    runs = meta.runs
+    least, greatest = meta.doc["ids"]
+    names, codes, row = runs.topics, runs.tag_codes.tolist(), 0
+    described = zip(runs.topic.tolist(), runs.queue.tolist(), runs.rows.tolist(), runs.tag_counts.tolist(), strict=True)
+    for topic, queue, rows, tag_count in described:
+        # A run with too many tags lists none and hides nothing.
+        listed = codes[:tag_count] if tag_count >= 0 else None
+        del codes[: max(tag_count, 0)]
+        for at in range(row, row + rows):
+            if topics[at] != names[topic] or queues[at] != queue:
+                raise meta.corrupt("run index does not describe the rows", row=at)
+            if not least <= ids[at] <= greatest:
+                raise meta.corrupt("an id is outside the range that the metadata names", ids=[least, greatest])
+            if listed is not None and java_hash(tags[at] or "") not in listed:
+                raise meta.corrupt("a tag is not among those that the metadata names for its run")
+            if keys[at] and not all(bloom.may_contain(meta.bloom, key) for key in keys[at].split(" ") if key):
+                raise meta.corrupt("a key is not in the key filter")
+        row += rows
+
+
+def _read_columns(meta: FileMeta, reader: pa.ipc.RecordBatchFileReader) -> list[list[Any]]:
+    try:
+        batch = reader.get_batch(0)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise meta.corrupt("rows cannot be parsed", reason=str(error)) from error
+    if not batch.num_rows == meta.rows == sum(meta.runs.rows.tolist()) or reader.num_record_batches != 1:
+        raise meta.corrupt("file has another number of rows than its metadata says", rows=batch.num_rows)
+    return [batch.column(place).to_pylist() for place in _DESCRIBED_PLACES]

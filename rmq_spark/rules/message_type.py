@@ -1,0 +1,53 @@
+"""Which kind of message it is, and whether its topic takes that kind (facts 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from rmq_spark.errors import InvalidRequestError
+from rmq_spark.model import properties as names
+
+
+class MessageType(StrEnum):
+    """RocketMQ's `message.type`."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    """Only of topics: nobody said, so every kind is taken."""
+    NORMAL = "NORMAL"
+    FIFO = "FIFO"
+    DELAY = "DELAY"
+    TRANSACTION = "TRANSACTION"
+    PRIORITY = "PRIORITY"
+    MIXED = "MIXED"
+    """Only of topics: every kind is taken."""
+
+
+_ANY = frozenset({MessageType.UNSPECIFIED, MessageType.MIXED})
+_DELAYED = frozenset({names.DELAY_LEVEL, names.TIMER_DELIVER_MS, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS})
+
+
+def type_of(properties: Mapping[str, str]) -> MessageType:
+    """The kind of a message, from its properties; the first that applies of transaction, delay, FIFO, priority."""
+    if properties.get(names.TRANSACTION_PREPARED) == "true":
+        return MessageType.TRANSACTION
+    if not _DELAYED.isdisjoint(properties):
+        return MessageType.DELAY
+    if names.SHARDING_KEY in properties:
+        return MessageType.FIFO
+    return MessageType.PRIORITY if names.PRIORITY in properties else MessageType.NORMAL
+
+
+def check_type(topic: str, topic_type: MessageType, message_type: MessageType) -> None:
+    """Check that a topic takes messages of a kind. Topics without a type take all, as stores from before types do.
+
+    Raises:
+        InvalidRequestError: it is for messages of another kind.
+    """
+    if topic_type not in _ANY and topic_type is not message_type:
+        raise InvalidRequestError(
+            "topic is for messages of another type; send to another topic or change its message.type",
+            topic=topic,
+            expected=str(topic_type),
+            actual=str(message_type),
+        )
