@@ -36,7 +36,7 @@ from rmq_spark.errors import (
 )
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import FileMeta, pack
-from rmq_spark.log.folds import RowFiles, SinkBatches
+from rmq_spark.log.folds import RowFiles, SinkBatches, SinkMark
 from rmq_spark.log.rows import PreparedRows, queue_offsets
 from rmq_spark.log.state import WRITER_TTL_MS, LogState
 from rmq_spark.log.view import Landing, LogView
@@ -166,7 +166,7 @@ class Appender:
         rows: PreparedRows,
         *,
         expect: Expect | None = None,
-        app: tuple[str, int] | None = None,
+        app: SinkMark | None = None,
         files: Sequence[str] = (),
         again: Attempt | None = None,
     ) -> Landed:
@@ -196,9 +196,7 @@ class Appender:
                 if attempt in self._pending:
                     self._pending.remove(attempt)
 
-    def _land(
-        self, attempt: Attempt, expect: Expect | None, app: tuple[str, int] | None, files: Sequence[str]
-    ) -> Landed:
+    def _land(self, attempt: Attempt, expect: Expect | None, app: SinkMark | None, files: Sequence[str]) -> Landed:
         rows = attempt.rows
         if attempt.unclear:
             self._view.refresh()  # reading may be enough to find out
@@ -253,7 +251,7 @@ class Appender:
             )
         return False
 
-    def _try(self, attempt: Attempt, app: tuple[str, int] | None, deadline: int) -> Landed | None:
+    def _try(self, attempt: Attempt, app: SinkMark | None, deadline: int) -> Landed | None:
         """One attempt at the current end. None: lost, or overtaken; the view is fresh again."""
         view = self._view
         state = view.state
@@ -352,7 +350,7 @@ class Appender:
                 attempt.unclear = False
         self._pending = [attempt for attempt in self._pending if not attempt.settled]
 
-    def _check(self, state: LogState, expect: Expect | None, app: tuple[str, int] | None, files: Sequence[str]) -> bool:
+    def _check(self, state: LogState, expect: Expect | None, app: SinkMark | None, files: Sequence[str]) -> bool:
         """Raise if the append must not land here; True if its sink batch is in the log already."""
         last = state.last_append(self._writer)
         if last is not None and last.handle != self._handle and last.epoch >= self._epoch:
@@ -383,7 +381,7 @@ class Appender:
         if gone := [name for name in files if not self._view.storage.exists(paths.data_file(place, name))]:
             raise PreconditionFailedError("row files are gone; write them again", files=gone[:5])
 
-    def _encode(self, attempt: Attempt, state: LogState, app: tuple[str, int] | None) -> Encoded:
+    def _encode(self, attempt: Attempt, state: LogState, app: SinkMark | None) -> Encoded:
         place = {
             "broker": self._view.broker,
             "first": attempt.slot,

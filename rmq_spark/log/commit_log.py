@@ -35,7 +35,7 @@ from rmq_spark.log.append import Appender, Expect, Landed, Offsets, UnclearAppen
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.flusher import Periodic
-from rmq_spark.log.folds import check_record
+from rmq_spark.log.folds import SinkMark, check_record
 from rmq_spark.log.group_commit import GroupCommit, Request
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.permute import BODY
@@ -134,13 +134,13 @@ class CommitLog:
         batch: MessageBatch,
         *,
         expect: Expect | None = None,
-        app: tuple[str, int] | None = None,
+        app: SinkMark | None = None,
     ) -> AppendResult:
         """Append `batch` as part of one commit; visible as a whole or not at all when this returns.
 
         With `sync` it is durable when this returns, with `async` visible, with `buffered` only in memory.
-        `expect` is asked at every position tried. `app` = (application id, batch id) makes a repeated batch a
-        no-op. After `OutcomeUnknownError`, or an interrupt, appending the same `batch` object again lands it once.
+        `expect` is asked at every position tried. `app` names a sink's batch and makes a repeated one a no-op. After
+        `OutcomeUnknownError`, or an interrupt, appending the same `batch` object again lands it once.
 
         Raises:
             PreconditionFailedError: `expect` does not hold; nothing was written.
@@ -160,7 +160,7 @@ class CommitLog:
         return self._submit(request)
 
     def append_files(
-        self, files: Sequence[RowFile], *, expect: Expect | None = None, app: tuple[str, int] | None = None
+        self, files: Sequence[RowFile], *, expect: Expect | None = None, app: SinkMark | None = None
     ) -> AppendResult:
         """Append one commit that refers to row files in `data/`, in their order.
 

@@ -266,14 +266,30 @@ class RowFiles:
         self.referenced = value["referenced"]
 
 
+SinkMark = tuple[str, int] | tuple[str, int, str]
+"""What names a sink's batch in its commit: application id, batch number and, since the sink writes one, a fingerprint.
+
+The log keeps a fingerprint and never reads it: what makes two batches the same is the sink's affair."""
+
+FINGERPRINTS_KEPT: Final = 10
+"""Of so many last batches of an application the fingerprints are kept."""
+
+
 class SinkBatches:
-    """Last batch of each sink application, for batches that had no row to carry the mark."""
+    """Last batch of each sink application, and what the last few of them held."""
 
     name: ClassVar[str] = "sink_batches"
     topic: ClassVar[str] = "rmq_sys_sink_batch"
 
+    _FINGERPRINTS: ClassVar[str] = ""
+    """Where fingerprints stand among the applications in a dump: none has that name, so a reader that does not know
+    of them never asks for it."""
+
     def __init__(self) -> None:
         self.last: dict[str, int] = {}
+        """Application -> greatest batch."""
+        self.fingerprints: dict[str, dict[int, str]] = {}
+        """Application -> its last batches that have one -> fingerprint; a commit of an older version has none."""
 
     @staticmethod
     def check(value: dict[str, Any]) -> None:
@@ -283,15 +299,25 @@ class SinkBatches:
     def apply(self, record: Record, queues: Queues) -> None:
         self.land(record.value["app"], record.value["batch"])
 
-    def land(self, app: str, batch: int) -> None:
+    def land(self, app: str, batch: int, fingerprint: str | None = None) -> None:
         """Note that `batch` of `app` is in the log."""
         self.last[app] = max(batch, self.last.get(app, -1))
+        if fingerprint is not None:
+            known = self.fingerprints.setdefault(app, {})
+            known[batch] = fingerprint
+            for old in sorted(known)[:-FINGERPRINTS_KEPT]:
+                del known[old]
 
     def dump(self) -> Any:
-        return self.last
+        if not self.fingerprints:
+            return self.last
+        # Pairs, because JSON has no integer keys.
+        return {**self.last, self._FINGERPRINTS: {app: list(of.items()) for app, of in self.fingerprints.items()}}
 
     def load(self, value: Any) -> None:
-        self.last = value
+        self.last = {app: batch for app, batch in value.items() if app != self._FINGERPRINTS}
+        kept = value.get(self._FINGERPRINTS, {})
+        self.fingerprints = {app: dict(map(tuple, of)) for app, of in kept.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from itertools import islice
 from rmq_spark.clock import Clock
 from rmq_spark.errors import OutcomeUnknownError
 from rmq_spark.log.append import Attempt, Expect, Landed
+from rmq_spark.log.folds import SinkMark
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import RowFile
 from rmq_spark.model.settings import LogSettings
@@ -33,7 +34,7 @@ class Request:
 
     batch: MessageBatch
     expect: Expect | None = None
-    app: tuple[str, int] | None = None
+    app: SinkMark | None = None
     files: Sequence[RowFile] = ()
     earlier: Request | None = None
     """An append of the same rows whose caller does not know how it ended."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
 from rmq_spark.log import file_encoder, file_format
 from rmq_spark.log.file_reader import FileReader, read_meta
-from rmq_spark.log.folds import ConsumerOffsets
+from rmq_spark.log.folds import ConsumerOffsets, SinkBatches
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
 from rmq_spark.storage import paths
@@ -106,10 +106,11 @@ def comparable(state: LogState, floor: int, starts: Queues) -> dict[str, bytes]:
     """The part of a state on which every fold of the same commits agrees, seen from a mark's floor and starts.
 
     Left out is what depends on the reader: which marks it knew when, and what it knows to be durable; and who committed
-    offsets last, which snapshots of older versions do not hold.
+    offsets last and what sink batches held, which snapshots of older versions do not hold.
     """
     copy = LogState.load(state.dump())
     copy.fold(ConsumerOffsets).last.clear()
+    copy.fold(SinkBatches).fingerprints.clear()
     copy.commits.drop_below(floor)
     copy.queues.raise_starts(starts)
     copy.durable = 0

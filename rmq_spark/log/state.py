@@ -83,7 +83,7 @@ class LogState:
             self.durable = self.offset
         self.writers[doc["writer"]] = LastAppend(doc["epoch"], doc["seq"], doc["handle"], doc["ts"])
         if app := doc.get("app"):
-            self.fold(SinkBatches).land(app[0], app[1])
+            self.fold(SinkBatches).land(*app[:3])
         if files := doc.get("files"):
             self.fold(RowFiles).refer([file[0] for file in files], doc["first"])
         self.commits.add(doc["first"], doc["ts"], meta.size, fingerprint(meta.digest))

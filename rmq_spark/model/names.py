@@ -33,6 +33,10 @@ _SEND_REFUSED: Final = frozenset(
     }
 )
 
+RETRY_PREFIX: Final = "%RETRY%"
+"""Before a group's name: the topic of messages that it is to get again."""
+GROUP_PREFIXES: Final = (RETRY_PREFIX, "%DLQ%")
+"""Before a group's name: topics that the group's consumers write."""
 SYSTEM_PREFIX: Final = "rmq_sys_"
 """Topics of the engine itself start with this."""
 
@@ -43,7 +47,7 @@ def check_topic(name: str) -> str:
     Raises:
         InvalidRequestError: empty, too long, or with a character outside `% | a-z A-Z 0-9 _ -`.
     """
-    limit = SYSTEM_TOPIC_CHARS_MAX if name.startswith(("%RETRY%", "%DLQ%")) else TOPIC_CHARS_MAX
+    limit = SYSTEM_TOPIC_CHARS_MAX if name.startswith(GROUP_PREFIXES) else TOPIC_CHARS_MAX
     return _check("topic", name, limit)
 
 
@@ -52,6 +56,16 @@ def check_sendable(name: str) -> str:
     check_topic(name)
     if name in _SEND_REFUSED or name.startswith(SYSTEM_PREFIX):
         raise InvalidRequestError("topic is reserved for the engine; send to another", topic=name)
+    return name
+
+
+def check_sink(name: str) -> str:
+    """Return `name` if a job may write rows to it: one that can be sent to, and that no consumer group owns."""
+    check_sendable(name)
+    if name.startswith(GROUP_PREFIXES):
+        raise InvalidRequestError(
+            "topic belongs to a consumer group, whose consumers write it; write to another", topic=name
+        )
     return name
 
 

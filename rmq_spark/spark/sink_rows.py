@@ -130,7 +130,7 @@ class RowMaker:
         if topic == "":
             return "its topic is empty"
         try:
-            names.check_sendable(topic)
+            names.check_sink(topic)
         except InvalidRequestError as error:
             return str(error.args[0])
         if topic not in self._plan.queues:

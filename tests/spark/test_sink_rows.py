@@ -80,7 +80,7 @@ def is_bad(row: dict[str, Any], topic: str | None, auto_create: bool) -> bool:
     if row.get("body") is None or len(row["body"]) > names.BODY_BYTES_MAX:
         return True
     try:
-        names.check_sendable(topic or "")
+        names.check_sink(topic or "")
     except InvalidRequestError:
         return True
     if PLAN.queues.get(topic or "", 4 if auto_create else 0) == 0:

@@ -45,6 +45,14 @@ def test_topics_of_the_engine_cannot_be_sent_to(name: str) -> None:
         names.check_sendable(name)
 
 
+@pytest.mark.parametrize("name", ["%RETRY%g", "%DLQ%g"])
+def test_topics_of_consumer_groups_take_no_rows_of_jobs(name: str) -> None:
+    assert names.check_sendable(name) == name, "a consumer sends to them"
+    with pytest.raises(InvalidRequestError, match="belongs to a consumer group"):
+        names.check_sink(name)
+    assert names.check_sink("orders") == "orders"
+
+
 def test_ordinary_topics_can_be_sent_to() -> None:
     assert names.check_sendable("orders") == "orders"
     assert not names.is_system_topic("orders")
