@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from rmq_spark.errors import RmqError
 from rmq_spark.spark.open_stores import kept_storage
 from rmq_spark.spark.options import WriteOptions
+from rmq_spark.spark.stream_offset import StreamOffset
 
 _DIGITS: Final = 16
 _HEADER_LINES: Final = 2
@@ -90,7 +91,19 @@ def read_plan(options: WriteOptions, batch: int) -> SparkPlan | None:
             "batch %d is remembered by its rows alone; its entry in the checkpoint was not read: %s", batch, error
         )
         return None
-    return SparkPlan(entry=_digest(entry), ends=_digest(b"\n".join(entry.splitlines()[_HEADER_LINES:])))
+    ends = map(_end, entry.splitlines()[_HEADER_LINES:])
+    return SparkPlan(entry=_digest(entry), ends=_digest(b"\n".join(ends)))
+
+
+def _end(line: bytes) -> bytes:
+    """A source's end, in a form that is equal for the same messages."""
+    try:
+        offset = StreamOffset.from_json(json.loads(line))
+    except (RmqError, TypeError, ValueError):
+        return line  # another source's: its own text is all that is known
+    # The log may have grown without a message of the subscription: by this sink's own rows, if it writes there.
+    seen = {broker: position.seen for broker, position in offset.brokers.items()}
+    return json.dumps([offset.store_id, offset.subscription, seen], sort_keys=True).encode()
 
 
 def _place(options: WriteOptions) -> tuple[str, bool] | None:

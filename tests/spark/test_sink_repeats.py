@@ -21,6 +21,7 @@ from rmq_spark.model.settings import LogSettings
 from rmq_spark.spark import sink_commit, writer
 from rmq_spark.spark.batch_content import BatchContent, SparkPlan, read_plan
 from rmq_spark.spark.options import WriteOptions
+from rmq_spark.spark.stream_offset import Position, StreamOffset
 
 _names = itertools.count()
 QUERY = "11111111-2222-3333-4444-555555555555"
@@ -86,6 +87,17 @@ def test_a_batch_that_was_planned_anew_with_the_same_end_and_rows_is_a_repetitio
     assert texts(store) == ["a", "b"]
     with pytest.raises(InvalidRequestError, match=CHANGED):  # a file source's offset only counts its entries
         write(options, bodies("a", "b", "c"), query_id=QUERY)
+
+
+def test_an_end_of_this_source_counts_the_messages_and_not_the_log(store: Store, tmp_path: Path) -> None:
+    """The sink's own rows make the log longer, so that a batch planned anew ends further on with the same messages."""
+    options = options_of(store, checkpointLocation=tmp_path)
+    for planned, position in enumerate(([10, 7, 1], [20, 7, 2])):
+        plan_batch(tmp_path, 0, StreamOffset({"b": Position(*position)}, {"topics": ["in"]}).to_json(), planned)
+        write(options, bodies("a"), query_id=QUERY)
+    plan_batch(tmp_path, 0, StreamOffset({"b": Position(20, 8, 2)}, {"topics": ["in"]}).to_json(), 2)
+    with pytest.raises(InvalidRequestError, match=CHANGED):
+        write(options, bodies("a"), query_id=QUERY)
 
 
 def test_a_checkpoint_is_read_where_the_store_or_a_local_disk_is(tmp_path: Path) -> None:

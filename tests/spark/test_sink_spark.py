@@ -245,7 +245,9 @@ def test_errors_are_reported_with_their_cause_and_not_with_what_spark_made_of_th
         "unknown column in the schema": lambda: stream({}, {}, "bodyy string"),
         "no store here; create one": lambda: stream({}, {"store": nowhere}),
         "no such topic, and autoCreateTopic is false": lambda: stream({}, {"autoCreateTopic": "false"}),
-        "no store here": lambda: save(spark.sql("select 'x' body"), store, store=nowhere, topic="t"),
+        "no store here": lambda: (
+            spark.sql("select 'x' body").write.format("rocketmq").mode("append").save(nowhere, topic="t")
+        ),
         "no such topic": lambda: save(spark.sql("select 'x' body"), store, topic="t", autoCreateTopic="false"),
     }
     for cause, run in cases.items():
