@@ -52,15 +52,15 @@ def settle_group(store: Store, options: ReadOptions) -> ReadOptions:
     group = options.consumer_group
     if group is None or not any(isinstance(bound, Group) for bound in bounds):
         return options
-    for broker in store.brokers():
-        topics = store.log(broker).refresh().state.fold(ConsumerOffsets).offsets.get(group, {})
-        if any(options.selects(topic) and topic != options.retry_topic for topic in topics):
-            return options
+    from rmq_spark.client.offsets import GroupOffsets  # few reads need it, and a stream's start waits for imports
+
+    groups = GroupOffsets(store)
+    topics = {topic for topic, _, _ in groups.committed(group)}
+    if any(options.selects(topic) for topic in topics - {options.retry_topic}):
+        return options
     if isinstance(options.starting, Group) and options.starting.otherwise and not isinstance(options.ending, Group):
         return replace(options, starting=options.starting.otherwise)
-    from rmq_spark.client.offsets import GroupOffsets  # only for the error
-
-    others = [name for name in GroupOffsets(store).groups() if name != group]
+    others = [name for name in groups.groups() if name != group]
     near = difflib.get_close_matches(group, others, 1, 0.6)
     raise NotFoundError(
         "the consumer group has committed no offset of these topics; check its name, or start a new group by "

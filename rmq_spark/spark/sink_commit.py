@@ -161,7 +161,12 @@ def _is_landed(log: CommitLog, options: WriteOptions, name: BatchName, content: 
     landed = None if fingerprint is None else BatchContent.from_text(fingerprint)
     # A batch that an older version landed has no fingerprint, and Spark repeats none but the last one.
     if content.repeats(landed) if landed is not None else name.number == last:
-        _log.warning("batch %d of %s is in the log already and is not written again", name.number, name.app)
+        _log.warning(
+            "batch %d of %s is in the log already and is not written again; if it is a new one, its application's name "
+            "was used before: choose another txnAppId",
+            name.number,
+            name.app,
+        )
         return True
     error = InvalidRequestError(
         "another batch is in the log under this number, so this one was not written: the checkpoint was rewound or "

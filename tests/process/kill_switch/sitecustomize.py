@@ -38,7 +38,7 @@ METHODS = {
         "RocketMQStreamReader.commit": "source-commit",
     },
     "rmq_spark.spark.writer": {
-        "_Sink.__getstate__": "sink-plan",
+        "_Sink.__init__": "sink-plan",
         "_Sink._write_file": "file",
         "RocketMQStreamWriter.commit": "commit",
         "RocketMQStreamWriter.abort": "abort",
