@@ -65,7 +65,6 @@ $(INSTALLED): pyproject.toml requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock $(BUILD)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock --no-build-isolation -e ".[$(EXTRAS)]"
 	$(BIN)/python -m compileall -q rmq_spark datasource
-	$(BIN)/python -m rmq_spark.spark.precompile
 	@touch $@
 
 $(FETCHED): rmq_spark/testing/jars.py rmq_spark/testing/jars.lock | $(INSTALLED)

@@ -19,7 +19,6 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from spark_peers import data, measure, micro_batches, reads, writes
 
-from rmq_spark.spark.precompile import compile_own
 from rmq_spark.testing.jars import ensure_jars
 from rmq_spark.testing.kafka_server import KafkaServer, kafka_server
 
@@ -49,7 +48,6 @@ class World:
 def session(place, jar_sets):
     """One session for all: this project's recommended settings, and the peers' jars."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    compile_own()  # as an installed project is, wherever this one comes from
     jars = [str(path) for name in jar_sets for path in ensure_jars(name)]
     settings = dict(
         line.split(maxsplit=1)

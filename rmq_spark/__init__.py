@@ -2,7 +2,27 @@
 
 from typing import TYPE_CHECKING
 
-from rmq_spark.lazy_names import lazy_names
+from rmq_spark.errors import (
+    ClockSkewError,
+    ClosedError,
+    CorruptDataError,
+    DataExpiredError,
+    ExistsError,
+    FencedError,
+    InvalidRequestError,
+    LostRaceError,
+    MissingExtraError,
+    NotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    ReadOnlyError,
+    RmqError,
+    StorageFullError,
+    UnavailableError,
+    UnsafeStorageError,
+    UnsupportedVersionError,
+)
+from rmq_spark.lazy_names import lazy_names, listed_names
 
 if TYPE_CHECKING:
     from rmq_spark.client.producer import Producer, SendResult
@@ -10,7 +30,34 @@ if TYPE_CHECKING:
     from rmq_spark.model.message import Message
     from rmq_spark.model.settings import Flush, LogSettings
 
-__all__ = ["Flush", "LogSettings", "Message", "Producer", "SendResult", "Store", "Topic", "__version__"]
+__all__ = [
+    "ClockSkewError",
+    "ClosedError",
+    "CorruptDataError",
+    "DataExpiredError",
+    "ExistsError",
+    "FencedError",
+    "Flush",
+    "InvalidRequestError",
+    "LogSettings",
+    "LostRaceError",
+    "Message",
+    "MissingExtraError",
+    "NotFoundError",
+    "OutcomeUnknownError",
+    "PreconditionFailedError",
+    "Producer",
+    "ReadOnlyError",
+    "RmqError",
+    "SendResult",
+    "StorageFullError",
+    "Store",
+    "Topic",
+    "UnavailableError",
+    "UnsafeStorageError",
+    "UnsupportedVersionError",
+    "__version__",
+]
 
 __version__ = "0.1.0"
 
@@ -26,3 +73,4 @@ __getattr__ = lazy_names(
         "Topic": "rmq_spark.client.store",
     },
 )
+__dir__ = listed_names(__name__, __all__)

@@ -6,7 +6,8 @@ the package's front names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 
 
@@ -24,3 +25,17 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object
         return getattr(import_module(homes[name]), name)
 
     return find
+
+
+def listed_names(package: str, promised: Iterable[str]) -> Callable[[], list[str]]:
+    """A `__dir__` for the front of a package: what it promises, imported or not, and what it holds already.
+
+    Args:
+        package: whose front it is.
+        promised: its `__all__`.
+    """
+
+    def names() -> list[str]:
+        return sorted({*promised, *vars(sys.modules[package])})
+
+    return names

@@ -36,39 +36,27 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
-        from rmq_spark.spark.collector import importing
-
-        with importing():
-            from rmq_spark.spark.batch_reader import RocketMQBatchReader
-            from rmq_spark.spark.options import parse_read
+        from rmq_spark.spark.batch_reader import RocketMQBatchReader
+        from rmq_spark.spark.options import parse_read
 
         return RocketMQBatchReader(parse_read(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For `spark.readStream`."""
-        from rmq_spark.spark.collector import importing
-
-        with importing():
-            from rmq_spark.spark.stream_reader import RocketMQStreamReader
+        from rmq_spark.spark.stream_reader import RocketMQStreamReader
 
         return RocketMQStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For `df.write`."""
-        from rmq_spark.spark.collector import importing
-
-        with importing():
-            from rmq_spark.spark.options import parse_write
-            from rmq_spark.spark.writer import RocketMQBatchWriter
+        from rmq_spark.spark.options import parse_write
+        from rmq_spark.spark.writer import RocketMQBatchWriter
 
         return RocketMQBatchWriter(parse_write(self.options, streaming=False), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For `df.writeStream`."""
-        from rmq_spark.spark.collector import importing
-
-        with importing():
-            from rmq_spark.spark.options import parse_write
-            from rmq_spark.spark.writer import RocketMQStreamWriter
+        from rmq_spark.spark.options import parse_write
+        from rmq_spark.spark.writer import RocketMQStreamWriter
 
         return RocketMQStreamWriter(parse_write(self.options, streaming=True), schema, overwrite)

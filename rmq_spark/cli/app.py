@@ -23,6 +23,8 @@ _CommandLineError = typer.BadParameter.__mro__[2]
 
 _HOMES: Final = {
     "init": ("topic", "init"),
+    "info": ("info", "info"),
+    "conf": ("info", "conf"),
     "topic": ("topic", "app"),
     "group": ("group", "app"),
     "send": ("send", "send"),
@@ -80,9 +82,13 @@ class RmqGroup(TyperGroup):
         logging.getLogger("rmq_spark").addHandler(warnings)
         try:
             given = sys.argv[1:] if args is None else list(args)
+            # Where a shell asks what could come next, this answers it and exits.
+            self._main_shell_completion(extra, prog_name or "rmq")
             with self.make_context(prog_name or "rmq", given, **extra) as ctx:
                 self.invoke(ctx)
             output.finish()
+        except SystemExit:  # typer's completion has said what there was to say
+            raise
         except BaseException as error:  # noqa: BLE001 - the end of the line: every error gets its code here
             code = _report(error)
         finally:
@@ -134,7 +140,6 @@ app = typer.Typer(
     cls=RmqGroup,
     help="A message queue that is just files.",
     epilog=f"\b\nExit codes:\n{exits.table()}",
-    add_completion=False,
     pretty_exceptions_enable=False,
     # Plain help: rich would be imported for every usage error, and `\b` keeps the table of exit codes.
     rich_markup_mode=None,

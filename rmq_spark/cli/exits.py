@@ -24,7 +24,7 @@ MEANINGS: Final = {
     OK: "done",
     FAILED: "failed for a reason that is none of the following",
     USAGE: "wrong arguments or input",
-    NOT_FOUND: "no such store, topic, group, broker or file",
+    NOT_FOUND: "no such store, topic, queue, group, broker or file",
     CONFLICT: "exists already, is in use, or another writer was faster",
     STORAGE: "storage unreachable, full, read-only or unsafe, or its answer is unknown",
     DAMAGE: "damaged data was found",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmq_spark.cli.options import INT64_MAX, ConfOption, JsonOption, StoreOption, common
-from rmq_spark.cli.output import Table
+from rmq_spark.cli.output import Table, moment
 from rmq_spark.errors import InvalidRequestError, NotFoundError
 from rmq_spark.model.times import FORMS, format_ms, parse_time
 
@@ -50,7 +50,7 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
             found["lag"],
             _age(found["lagMs"]),
             _yes(found["active"]),
-            _moment(found["updatedAt"]),
+            moment(found["updatedAt"]),
         )
         for found in document
     ]
@@ -281,7 +281,3 @@ def _age(ms: int) -> str | None:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def _moment(ms: int | None) -> str | None:
-    return None if ms is None else format_ms(ms)

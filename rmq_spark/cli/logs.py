@@ -71,10 +71,11 @@ def named(store: Store, brokers: Sequence[str] | None, nameserver: bool) -> list
 def salvaged_brokers(store: Store) -> tuple[list[str], RmqError | None]:
     """The brokers as far as the nameserver's log can be read, and the error that ended the reading."""
     from rmq_spark.client.store import DEFAULT_BROKER
-    from rmq_spark.log.folds import TopicConfigs
+    from rmq_spark.log.files import LogFiles
     from rmq_spark.log.view import LogView
+    from rmq_spark.rules.topics import TopicConfigs
 
-    view = LogView(store.storage, paths.NAMESERVER, paths.NAMESERVER)
+    view = LogView(LogFiles(store.storage, paths.NAMESERVER), paths.NAMESERVER, [TopicConfigs])
     failure: RmqError | None = None
     try:
         view.load()

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from rmq_spark.cli.message_lines import Defaults
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
+from rmq_spark.log.arrow_columns import repeated
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.permute import repeated
 from rmq_spark.model.java_hash import java_hash
 from rmq_spark.model.message_id import UniqueIds, own_address
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rmq_spark.cli import logs
-from rmq_spark.cli.options import BrokersOption, ConfOption, JsonOption, NameserverOption, StoreOption, common
-from rmq_spark.cli.output import Table
-from rmq_spark.model.times import parse_time
+from rmq_spark.cli import logs, upkeep
+from rmq_spark.cli.consent import require_consent
+from rmq_spark.cli.options import (
+    BrokersOption,
+    Common,
+    ConfOption,
+    DryRunOption,
+    JsonOption,
+    NameserverOption,
+    StoreOption,
+    YesOption,
+    common,
+)
+from rmq_spark.errors import InvalidRequestError
+from rmq_spark.model.times import FORMS, parse_time
+
+if TYPE_CHECKING:
+    from rmq_spark.client.store import Store
 
 
 def roll(
@@ -25,38 +39,28 @@ def roll(
     conf: ConfOption = None,
 ) -> None:
     """Turn many small commits into few segments, and delete files that nothing needs any more."""
-    from rmq_spark.log.collect import collect
-    from rmq_spark.log.roll import roll as roll_log
-
     given = common(ctx, store, json, conf)
-    document: list[dict[str, Any]] = []
+    document = []
     with given.open(read_only=False) as opened:
+        _sweep(given, opened)  # it needs no room, and gives some
         for place in logs.chosen(opened, broker, nameserver):
-            handle = place.open(opened)
             with given.out.progress(f"rolling {place.name}", "segments") as advance:
-                done = roll_log(handle, min_commits=min_commits, progress=advance)
-            document.append(
-                {
-                    "log": place.name,
-                    "commits": done.commits,
-                    "segments": len(done.segments),
-                    "deletedFiles": done.deleted,
-                    "deletedRowFiles": collect(handle),
-                }
-            )
-    rows = [tuple(entry.values()) for entry in document]
-    given.out.result(document, Table(("LOG", "COMMITS", "SEGMENTS", "FILES DELETED", "ROW FILES DELETED"), rows))
+                document.append(upkeep.roll_log(place.open(opened), min_commits, advance))
+    given.out.result(document, upkeep.rolled_table(document))
 
 
 def expire(
     ctx: typer.Context,
     *,
     before: Annotated[
-        str | None, typer.Option("--before", metavar="TIME", help="Drop what is older, whatever the retention says.")
+        str | None,
+        typer.Option("--before", metavar="TIME", help=f"Drop what is older, whatever the retention says ({FORMS})."),
     ] = None,
     scheduled: Annotated[
         bool, typer.Option("--scheduled", help="Act only at the hours of delete_when, or when the disk is filling.")
     ] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
     broker: BrokersOption = None,
     nameserver: NameserverOption = False,
     store: StoreOption = None,
@@ -64,30 +68,26 @@ def expire(
     conf: ConfOption = None,
 ) -> None:
     """Drop segments that are older than the retention, or the oldest while the disk is too full."""
-    from rmq_spark.log.collect import collect
-    from rmq_spark.log.expire import expire as expire_log
-
     given = common(ctx, store, json, conf)
-    document: list[dict[str, Any]] = []
-    with given.open(read_only=False) as opened:
+    if dry_run and scheduled:
+        raise InvalidRequestError("--dry-run shows what would go now; leave --scheduled out")
+    with given.open(read_only=dry_run) as opened:
         limit = None if before is None else parse_time(before, "--before", opened.clock.now_ms())
-        for place in logs.chosen(opened, broker, nameserver):
-            handle = place.open(opened)
-            done = expire_log(handle, scheduled=scheduled, before_ms=limit)
-            document.append(
-                {
-                    "log": place.name,
-                    "segments": len(done.segments),
-                    "messages": sum(segment.end - segment.first for segment in done.segments),
-                    "logStart": done.log_start,
-                    "forced": done.forced,
-                    "deletedFiles": done.deleted,
-                    "deletedRowFiles": collect(handle),
-                }
-            )
-    rows = [
-        (*(value for name, value in entry.items() if name != "forced"), "yes" if entry["forced"] else "no")
-        for entry in document
-    ]
-    headers = ("LOG", "SEGMENTS", "MESSAGES", "LOG START", "FILES DELETED", "ROW FILES DELETED", "DISK TOO FULL")
-    given.out.result(document, Table(headers, rows))
+        handles = [place.open(opened) for place in logs.chosen(opened, broker, nameserver)]
+        if dry_run:
+            previews = [upkeep.preview_log(handle, before_ms=limit) for handle in handles]
+            given.out.result(previews, upkeep.preview_table(previews))
+            return
+        if limit is not None and not yes:
+            previews = [upkeep.preview_log(handle, before_ms=limit) for handle in handles]
+            require_consent(yes, upkeep.expire_question(previews, limit))
+        _sweep(given, opened)  # it needs no room, and gives some
+        document = [upkeep.expire_log(handle, scheduled=scheduled, before_ms=limit) for handle in handles]
+    given.out.result(document, upkeep.expired_table(document))
+
+
+def _sweep(given: Common, store: Store) -> None:
+    from rmq_spark.storage.upkeep import sweep_leftovers
+
+    if removed := sweep_leftovers(store.storage, store.clock):
+        given.out.note(f"{removed:,} temporary files of killed writers removed")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rmq_spark.cli.conf import STORE_VARIABLE, load_conf, store_uri
 from rmq_spark.cli.output import Output
 from rmq_spark.errors import InvalidRequestError
+from rmq_spark.model.times import FORMS
 
 if TYPE_CHECKING:
     from rmq_spark.client.store import Store
-    from rmq_spark.model.settings import LogSettings
 
-STORE_VARIABLE: Final = "RMQ_STORE"
-"""Environment variable that names the store when `--store` does not."""
 INT64_MAX: Final = 2**63 - 1
 
 StoreOption = Annotated[
@@ -32,6 +29,12 @@ BrokersOption = Annotated[
     list[str] | None, typer.Option("--broker", metavar="NAME", help="Only this broker's log; may be repeated.")
 ]
 NameserverOption = Annotated[bool, typer.Option("--nameserver", help="Only the cluster-wide log.")]
+FromOption = Annotated[
+    str | None, typer.Option("--from", "--since", metavar="TIME", help=f"Stored at this time or later ({FORMS}).")
+]
+ToOption = Annotated[str | None, typer.Option("--to", "--until", metavar="TIME", help="Stored before this time.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what it would do.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +55,9 @@ class Common:
         """The store's URI.
 
         Raises:
-            InvalidRequestError: nobody named one.
+            InvalidRequestError: as `store_uri`.
         """
-        uri = self.store or os.environ.get(STORE_VARIABLE)
-        if not uri:
-            raise InvalidRequestError(f"no store is named; give --store URI or set {STORE_VARIABLE}")
-        return uri
+        return store_uri(self.store)
 
     def open(self, *, read_only: bool, **changed: Any) -> Store:
         """Open the store; `changed` are settings that go before those of the conf file.
@@ -89,31 +89,6 @@ def common(ctx: typer.Context, store: str | None, json: bool, conf: Path | None)
     merged = Common(store=store or before.store, json=json or before.json, conf=conf or before.conf)
     ctx.obj = merged
     return merged
-
-
-def load_conf(path: Path | None) -> tuple[LogSettings, dict[str, str] | None]:
-    """Settings and storage options of a conf file: `LogSettings` names at the top, `[storage]` for the backend.
-
-    Raises:
-        InvalidRequestError: it cannot be read or parsed, or has an unknown name or a bad value.
-    """
-    from rmq_spark.model.settings import LogSettings
-
-    if path is None:
-        return LogSettings(), None
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidRequestError("conf file cannot be read", file=str(path), reason=reason) from error
-    storage = values.pop("storage", {})
-    if not isinstance(storage, dict):
-        raise InvalidRequestError("[storage] in a conf file is a table of names and values", file=str(path))
-    for name, value in (*values.items(), *storage.items()):
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise InvalidRequestError("setting must be a number or a text", file=str(path), setting=name)
-    options = {name: str(value) for name, value in storage.items()}
-    return LogSettings.from_mapping(values), options or None
 
 
 def checked_text(value: str, what: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
 from rmq_spark.errors import UnavailableError
+from rmq_spark.model.times import format_ms
 
 Cell = str | int | None
 Advance = Callable[[int, int | None], None]
@@ -53,8 +54,15 @@ class Table:
 class Output:
     """Where a command shows its results, as text or as JSON."""
 
-    def __init__(self, *, json: bool) -> None:
+    def __init__(self, *, json: bool, drawn: bool = True) -> None:
+        """Choose the form.
+
+        Args:
+            json: documents instead of text.
+            drawn: draw tables on a terminal, which needs rich; else they are plain columns there, too.
+        """
         self.json = json
+        self._drawn = drawn
 
     def result(self, document: object, *text: str | Table) -> None:
         """Show the one result of a command: `document` with `--json`, else the lines and tables of `text`."""
@@ -110,7 +118,7 @@ class Output:
             yield advance
 
     def _table(self, table: Table) -> None:
-        if not _is_terminal(sys.stdout):
+        if not self._drawn or not _is_terminal(sys.stdout):
             self.lines(_aligned(table))
             return
         from rich.console import Console
@@ -127,6 +135,11 @@ class Output:
 def printable(text: str) -> str:
     """`text` on one line, with control characters escaped."""
     return text.translate(_ESCAPES)
+
+
+def moment(ms: int | None) -> str | None:
+    """A time as tables show it; None for none."""
+    return None if ms is None else format_ms(ms)
 
 
 def to_json(value: object) -> str:

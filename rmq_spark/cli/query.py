@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from rmq_spark.cli.options import INT64_MAX, ConfOption, JsonOption, StoreOption, common
-from rmq_spark.cli.read import columns_of, show
+from rmq_spark.cli import logs
+from rmq_spark.cli.options import INT64_MAX, ConfOption, FromOption, JsonOption, StoreOption, ToOption, common
+from rmq_spark.cli.read import check_offsets, check_queues, columns_of, show, time_range
 from rmq_spark.errors import InvalidRequestError
-from rmq_spark.model.times import FORMS, parse_time
 
 
 def query(
@@ -20,10 +20,8 @@ def query(
     msg_id: Annotated[
         str | None, typer.Option("--id", metavar="MSGID", help="With this message id, or this offset id.")
     ] = None,
-    from_time: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help=f"Stored at this time or later ({FORMS}).")
-    ] = None,
-    to_time: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Stored before this time.")] = None,
+    from_time: FromOption = None,
+    to_time: ToOption = None,
     queue: Annotated[int | None, typer.Option("--queue", min=0, help="In this queue.")] = None,
     from_offset: Annotated[
         int | None, typer.Option("--from-offset", min=0, max=INT64_MAX, help="With --queue: first queue offset.")
@@ -49,11 +47,10 @@ def query(
     _check(key, msg_id, queue, from_time is not None or to_time is not None)
     if queue is None and (from_offset is not None or to_offset is not None):
         raise InvalidRequestError("--from-offset and --to-offset belong to a queue; name it by --queue")
+    check_offsets(from_offset, to_offset)
     names = columns_of(columns, given.json)
     with given.open(read_only=True) as opened:
-        now = opened.clock.now_ms()
-        from_ms = None if from_time is None else parse_time(from_time, "--from", now)
-        to_ms = None if to_time is None else parse_time(to_time, "--to", now)
+        from_ms, to_ms = time_range(from_time, to_time, opened.clock.now_ms())
         asked = MessageQuery(opened)
         if key is not None:
             answer = asked.by_key(topic, key, limit=limit, from_ms=from_ms, to_ms=to_ms, broker=broker)
@@ -62,6 +59,8 @@ def query(
         elif queue is not None:
             end = INT64_MAX if to_offset is None else to_offset
             answer = asked.by_queue(topic, queue, from_offset or 0, end, limit=limit, broker=broker)
+            if not answer.messages.num_rows:
+                check_queues(opened, topic, logs.chosen(opened, [broker] if broker else None, False), [queue])
         else:
             answer = asked.by_time(topic, from_ms, to_ms, limit=limit, broker=broker)
         if not given.json:

@@ -1,19 +1,29 @@
-"""`rmq read`: messages of a topic, narrowed by queue, offset, time, tag, key or id. It stops at the log's end."""
+"""`rmq read`: messages of a topic, narrowed by queue, offset, time, tag, SQL92, key or id; it stops at the end."""
 
 from __future__ import annotations
 
 import base64
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import numpy as np
 import typer
 
 from rmq_spark.cli import logs
-from rmq_spark.cli.options import INT64_MAX, BrokersOption, ConfOption, JsonOption, StoreOption, common
+from rmq_spark.cli.options import (
+    INT64_MAX,
+    BrokersOption,
+    ConfOption,
+    FromOption,
+    JsonOption,
+    StoreOption,
+    ToOption,
+    common,
+)
 from rmq_spark.cli.output import Output, printable, to_json
 from rmq_spark.errors import InvalidRequestError, NotFoundError
-from rmq_spark.model.times import FORMS, format_ms, parse_time
+from rmq_spark.model.times import format_ms, parse_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,11 +44,12 @@ def read(
     to_offset: Annotated[
         int | None, typer.Option("--to-offset", min=0, max=INT64_MAX, help="Queue offset to stop before.")
     ] = None,
-    from_time: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help=f"Stored at this time or later ({FORMS}).")
-    ] = None,
-    to_time: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Stored before this time.")] = None,
+    from_time: FromOption = None,
+    to_time: ToOption = None,
     tags: Annotated[str | None, typer.Option("--tags", metavar="EXPR", help="With one of these: 'A || B'.")] = None,
+    sql: Annotated[
+        str | None, typer.Option("--sql", metavar="EXPR", help="With properties for which this is true, in SQL92.")
+    ] = None,
     key: Annotated[str | None, typer.Option("--key", help="With this key.")] = None,
     msg_id: Annotated[str | None, typer.Option("--id", metavar="MSGID", help="With this message id.")] = None,
     limit: Annotated[
@@ -56,23 +67,26 @@ def read(
     from rmq_spark.log.scan import Query
 
     given = common(ctx, store, json, conf)
+    check_offsets(from_offset, to_offset)
     with given.open(read_only=True) as opened:
-        now = opened.clock.now_ms()
+        from_ms, to_ms = time_range(from_time, to_time, opened.clock.now_ms())
         query = Query(
             topics=frozenset((topic,)),
             queues=frozenset(queue) if queue else None,
             queue_start=from_offset,
             queue_end=to_offset,
-            from_ms=None if from_time is None else parse_time(from_time, "--from", now),
-            to_ms=None if to_time is None else parse_time(to_time, "--to", now),
+            from_ms=from_ms,
+            to_ms=to_ms,
             key=key,
             msg_id=msg_id,
-            **_tag_parts(tags),
+            **_filter_parts(tags, sql),
         )
         names = columns_of(columns, given.json)
+        places = _places(opened, topic, broker)
+        check_queues(opened, topic, places, queue or ())
         if not given.json:
             given.out.note("\t".join(names))
-        for batch in _limited(_scan(opened, topic, broker, query, names), limit):
+        for batch in _limited(_scan(opened, places, query, names), limit):
             show(given.out, batch, names)
 
 
@@ -85,20 +99,73 @@ def show(out: Output, batch: pa.RecordBatch, names: tuple[str, ...]) -> None:
         out.lines("\t".join(map(_text, names, row)) for row in zip(*values, strict=True))
 
 
-def _tag_parts(expression: str | None) -> dict[str, Any]:
-    """Tag codes to prune by, and the predicate that compares the tags themselves."""
-    if expression is None:
-        return {}
-    from rmq_spark.filter import compile_tags
+def check_offsets(start: int | None, end: int | None) -> None:
+    """Refuse a range of queue offsets that can hold nothing.
 
-    compiled = compile_tags(expression)
-    if compiled.tags is None:
-        return {}
-    return {
-        "tag_codes": compiled.codes,
-        "predicate": lambda batch: compiled.mask(batch).to_numpy(zero_copy_only=False),
-        "predicate_columns": tuple(sorted(compiled.columns)),
-    }
+    Raises:
+        InvalidRequestError: it ends before it starts.
+    """
+    if start is not None and end is not None and end < start:
+        raise InvalidRequestError("--to-offset is before --from-offset", from_offset=start, to_offset=end)
+
+
+def time_range(start: str | None, end: str | None, now_ms: int) -> tuple[int | None, int | None]:
+    """What `--from` and `--to` mean, in milliseconds since 1970.
+
+    Raises:
+        InvalidRequestError: one of them is no time, or the range ends before it starts.
+    """
+    from_ms = None if start is None else parse_time(start, "--from", now_ms)
+    to_ms = None if end is None else parse_time(end, "--to", now_ms)
+    if from_ms is not None and to_ms is not None and to_ms < from_ms:
+        raise InvalidRequestError("--to is before --from", from_time=format_ms(from_ms), to_time=format_ms(to_ms))
+    return from_ms, to_ms
+
+
+def check_queues(store: Store, topic: str, places: Sequence[logs.LogPlace], queues: Iterable[int]) -> None:
+    """Refuse queues that exist on none of the brokers that are read: an empty answer would hide the mistake.
+
+    Raises:
+        NotFoundError: there is no such queue.
+    """
+    wanted = set(queues)
+    if not wanted:
+        return
+    configured = store.find_topic(topic)
+    known: set[int] = set()
+    for place in places:
+        known.update(range(configured.queues.get(place.name, 0) if configured else 0))
+        known.update(queue for queue, _, _ in place.open(store).refresh().state.queues.of_topic(topic))
+    if missing := wanted - known:
+        raise NotFoundError("no such queue", topic=topic, queue=min(missing), queues=len(known))
+
+
+def _filter_parts(tags: str | None, sql: str | None) -> dict[str, Any]:
+    """Tag codes to prune by, and the predicate that both expressions make together.
+
+    Raises:
+        InvalidRequestError: an expression does not compile, or names a tag that no message can have.
+    """
+    from rmq_spark.filter import Filter, compile_sql, compile_tags
+
+    parts: dict[str, Any] = {}
+    filters: list[Filter] = []
+    if tags is not None:
+        tagged = compile_tags(tags)
+        # RocketMQ takes `a | b` for one tag, of which there can be no message.
+        if wrong := sorted(tag for tag in tagged.tags or () if "|" in tag):
+            raise InvalidRequestError("a tag has no '|'; write || between tags", tags=tags, tag=wrong[0])
+        if tagged.tags is not None:
+            parts["tag_codes"] = tagged.codes
+            filters.append(tagged)
+    if sql is not None:
+        filters.append(compile_sql(sql))
+    if filters:
+        parts["predicate"] = lambda batch: np.logical_and.reduce(
+            [one.mask(batch).to_numpy(zero_copy_only=False) for one in filters]
+        )
+        parts["predicate_columns"] = tuple(sorted(frozenset().union(*(one.columns for one in filters))))
+    return parts
 
 
 def columns_of(text: str | None, json: bool) -> tuple[str, ...]:
@@ -122,13 +189,9 @@ def columns_of(text: str | None, json: bool) -> tuple[str, ...]:
 
 
 def _scan(
-    store: Store, topic: str, brokers: list[str] | None, query: Query, names: tuple[str, ...]
+    store: Store, places: Sequence[logs.LogPlace], query: Query, names: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of all brokers with plain bodies.
-
-    Raises:
-        NotFoundError: no such topic or broker.
-    """
+    """Batches of all brokers with plain bodies."""
     from dataclasses import replace
 
     from rmq_spark.client.compression import decompress
@@ -136,12 +199,17 @@ def _scan(
     # Whether a body is compressed is written in another column.
     needed = tuple(dict.fromkeys((*names, "sysFlag"))) if "body" in names else names
     query = replace(query, columns=needed)
-    for place in _places(store, topic, brokers):
+    for place in places:
         for batch in place.open(store).scan(query):
             yield decompress(batch) if "body" in names else batch
 
 
 def _places(store: Store, topic: str, brokers: list[str] | None) -> list[logs.LogPlace]:
+    """The logs that hold the topic, or those of them that were named.
+
+    Raises:
+        NotFoundError: no such topic or broker.
+    """
     from rmq_spark.model import names
 
     names.check_topic(topic)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rmq_spark.cli import logs
+from rmq_spark.cli.consent import require_consent
 from rmq_spark.cli.options import BrokersOption, ConfOption, JsonOption, NameserverOption, StoreOption, common
 from rmq_spark.cli.output import Table
-from rmq_spark.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from rmq_spark.client.store import Store
@@ -34,7 +33,7 @@ def recover(
     """Move what stands behind the last good commit into lost/, so that the log can be written again."""
     given = common(ctx, store, json, conf)
     with given.open(read_only=False) as opened:
-        _confirm(yes)
+        require_consent(yes, _QUESTION, "recovery must run alone; stop every writer, then give --yes")
         document = []
         if broker and not nameserver:
             places = logs.named(opened, broker, nameserver)
@@ -56,11 +55,3 @@ def _recover(store: Store, place: logs.LogPlace, force: bool) -> dict[str, Any]:
 
     done = recover_log(store.storage, place.root, place.name, store.clock, force=force)
     return {"log": place.name, "logEnd": done.log_end, "moved": list(done.moved)}
-
-
-def _confirm(yes: bool) -> None:
-    if yes:
-        return
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise InvalidRequestError("recovery must run alone; stop every writer, then give --yes")
-    typer.confirm(_QUESTION, abort=True, err=True)

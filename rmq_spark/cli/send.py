@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rmq_spark.cli.consent import require_consent
 from rmq_spark.cli.message_lines import Defaults, LineFormat, read_messages
 from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, checked_text, common, split_property
 from rmq_spark.cli.output import Advance, Output
-from rmq_spark.errors import InvalidRequestError, RmqError
+from rmq_spark.errors import InvalidRequestError, RmqError, StorageFullError
 from rmq_spark.model.settings import Flush
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 LINES_BATCH: Final = 1_000
 LOAD_BATCH: Final = 10_000
+COUNT_MAX: Final = 10**12
+"""The body of a made-up message starts with its number, in twelve digits."""
+OVERHEAD_BYTES: Final = 100
+"""What a made-up message takes besides its body: id, host, times and its part of the metadata."""
+ASK_BYTES: Final = 10 * 10**9
+"""From so much made-up load on, somebody has to agree to it."""
 SHOWN_MAX: Final = 100
 """Up to so many messages are listed one by one; beyond it there is a summary."""
 
@@ -63,7 +70,9 @@ def send(
     *,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to; created with 4 queues if new.")],
     body: Annotated[str | None, typer.Option("--body", help="Send one message with this body.")] = None,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="Send so many made-up messages.")] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, max=COUNT_MAX, help="Send so many made-up messages.")
+    ] = None,
     size: Annotated[int, typer.Option("--size", min=1, max=4 << 20, help="Body bytes with --count.")] = 100,
     tags: Annotated[str | None, typer.Option("--tags", help="The messages' tag.")] = None,
     keys: Annotated[
@@ -82,6 +91,7 @@ def send(
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Messages a commit.")] = None,
     flush: Annotated[Flush | None, typer.Option("--flush", help="When a message counts as sent.")] = None,
     no_create: Annotated[bool, typer.Option("--no-create", help="Fail if the topic does not exist.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --count fills gigabytes.")] = False,
     store: StoreOption = None,
     json: JsonOption = False,
     conf: ConfOption = None,
@@ -110,6 +120,7 @@ def send(
                 # Arguments that are not UTF-8 arrive escaped; this gives their bytes back.
                 work.one(os.fsencode(body))
             elif count is not None:
+                _check_room(opened, count, size, yes)
                 work.load(count, size, batch or LOAD_BATCH)
             else:
                 work.lines(_stdin(given.out), line_format, batch or LINES_BATCH)
@@ -172,6 +183,25 @@ class Sending:
         from rmq_spark.client.producer import Producer
 
         return Producer(self.store, auto_create=not self.no_create)
+
+
+def _check_room(store: Store, count: int, size: int, yes: bool) -> None:
+    """Refuse made-up load that has no room, and ask before it takes a lot.
+
+    Raises:
+        StorageFullError: it would fill the disk beyond the use at which appends are refused.
+        InvalidRequestError: nobody agreed to so much; nothing was sent.
+    """
+    needed = count * (size + OVERHEAD_BYTES)
+    if (usage := store.storage.disk_usage()) is not None:
+        room = int(usage[1] * store.settings.disk_full_ratio) - usage[0]
+        if needed > room:
+            raise StorageFullError(
+                "so many messages do not fit; give a smaller --count or --size", needed_bytes=needed, room_bytes=room
+            )
+    if needed > ASK_BYTES:
+        what = f"{count:,} messages take about {needed / 1e9:,.0f} GB"
+        require_consent(yes, f"{what}; send them?", f"{what}; pass --yes to send them")
 
 
 def _stdin(out: Output) -> Iterator[bytes]:

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
-from rmq_spark.cli.output import Table
-from rmq_spark.model.times import format_ms
+from rmq_spark.cli.consent import require_consent
+from rmq_spark.cli.options import ConfOption, DryRunOption, JsonOption, StoreOption, YesOption, common
+from rmq_spark.cli.output import Table, moment
 
-app = typer.Typer(help="Create, list, show and delete topics.", rich_markup_mode=None)
+app = typer.Typer(help="Create, list, show, update and delete topics.", rich_markup_mode=None)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
 
@@ -26,7 +26,7 @@ def init(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = Fa
 
 @app.callback()
 def topic(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None) -> None:
-    """Create, list, show and delete topics."""
+    """Create, list, show, update and delete topics."""
     common(ctx, store, json, conf)
 
 
@@ -55,13 +55,51 @@ def create(
 
 @app.command("list")
 def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None) -> None:
-    """List all topics."""
+    """List all topics: how many messages they hold, and when the last one was stored."""
+    from rmq_spark.cli.sizes import topic_sizes
+
     given = common(ctx, store, json, conf)
     with given.open(read_only=True) as opened:
         topics = opened.topics()
-    document = [{"topic": found.name, "queues": dict(found.queues)} for found in topics]
-    rows = [(found.name, sum(found.queues.values()), ", ".join(sorted(found.queues))) for found in topics]
-    given.out.result(document, Table(("TOPIC", "QUEUES", "BROKERS"), rows))
+        sizes = topic_sizes(opened, topics)
+    document: list[dict[str, Any]] = [
+        {
+            "topic": topic.name,
+            "queues": dict(topic.queues),
+            "messages": sizes[topic.name].messages,
+            "lastTimestamp": sizes[topic.name].last_ms,
+        }
+        for topic in topics
+    ]
+    rows = [
+        (
+            entry["topic"],
+            sum(entry["queues"].values()),
+            entry["messages"],
+            moment(entry["lastTimestamp"]),
+            ", ".join(sorted(entry["queues"])),
+        )
+        for entry in document
+    ]
+    given.out.result(document, Table(("TOPIC", "QUEUES", "MESSAGES", "LAST STORED", "BROKERS"), rows))
+
+
+@app.command("update")
+def update(
+    ctx: typer.Context,
+    *,
+    name: NameArgument,
+    queues: Annotated[int, typer.Option("--queues", metavar="N", help="Queues on each of its brokers; not fewer.")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Give a topic more queues; sharding keys map to other queues from then on."""
+    given = common(ctx, store, json, conf)
+    with given.open(read_only=False) as opened:
+        changed = opened.update_topic(name, queues=queues)
+    document = {"topic": changed.name, "queues": dict(changed.queues)}
+    given.out.result(document, f"topic {changed.name} has {_queues_text(changed.queues)}")
 
 
 @app.command("show")
@@ -119,8 +157,8 @@ def spans(
             span.queue,
             span.first,
             span.end,
-            None if span.first_ms is None else format_ms(span.first_ms),
-            None if span.last_ms is None else format_ms(span.last_ms),
+            moment(span.first_ms),
+            moment(span.last_ms),
         )
         for span in found
     ]
@@ -133,15 +171,24 @@ def delete(
     ctx: typer.Context,
     *,
     name: NameArgument,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
     store: StoreOption = None,
     json: JsonOption = False,
     conf: ConfOption = None,
 ) -> None:
     """Delete a topic and hide its messages for good; retention frees their room."""
+    from rmq_spark.cli.sizes import messages_of
+
     given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
-        opened.delete_topic(name)
-    given.out.result({"topic": name, "deleted": True}, f"deleted topic {name}")
+    with given.open(read_only=dry_run) as opened:
+        messages = messages_of(opened, opened.topic(name))
+        if not dry_run:
+            require_consent(yes, f"Delete topic {name} and its {messages:,} messages, for good?")
+            opened.delete_topic(name)
+    document = {"topic": name, "deleted": not dry_run, "messages": messages}
+    verb = "would delete" if dry_run else "deleted"
+    given.out.result(document, f"{verb} topic {name} with {messages:,} messages")
 
 
 def _queues_text(queues: Mapping[str, int]) -> str:

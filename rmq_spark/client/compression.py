@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError
-from rmq_spark.log.permute import integers_of
+from rmq_spark.log.arrow_columns import integers_of
 
 COMPRESSED: Final = 0x1
 """sysFlag bit: the body is compressed."""

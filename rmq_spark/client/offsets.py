@@ -6,21 +6,21 @@ so by one append a broker; whoever resets compares first, so that a commit that 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from rmq_spark.client.store import Store
+from rmq_spark.client.store import Store, append_records
 from rmq_spark.client.time_search import QueueKey, QueueTimes, by_broker
 from rmq_spark.errors import InvalidRequestError, NotFoundError, PreconditionFailedError
-from rmq_spark.log.append import Expect
-from rmq_spark.log.folds import MAX_OFFSET, ConsumerOffsets, GroupConfigs, LastCommit
-from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.request import Decision
 from rmq_spark.log.state import LogState
 from rmq_spark.log.time_search import Queue
 from rmq_spark.log.view import LogView
 from rmq_spark.model import names
+from rmq_spark.rules.offsets import MAX_OFFSET, ConsumerOffsets, LastCommit, offset_records
+from rmq_spark.rules.topics import GroupConfigs
 
 HEARTBEAT_EXPIRY_MS: Final = 120_000
 """A consumer that was not heard of for so long is taken for gone, as RocketMQ's brokers do."""
@@ -133,7 +133,7 @@ class GroupOffsets:
         """Every group that has committed offsets or has settings, by name."""
         known = set(self._store.nameserver.look(lambda view: list(view.state.fold(GroupConfigs).configs)))
         for broker in self._store.brokers():
-            known.update(self._store.log(broker).look(lambda view: list(view.state.fold(ConsumerOffsets).offsets)))
+            known.update(self._log(broker).look(lambda view: list(view.state.fold(ConsumerOffsets).offsets)))
         return sorted(known)
 
     def committed(self, group: str) -> dict[QueueKey, int]:
@@ -198,7 +198,7 @@ class GroupOffsets:
             changed = {queue: offset for queue, offset in wanted.items() if known.get(queue) != offset}
             if changed:
                 extra = {} if member is None else {"member": member}
-                self._append(broker, _records(group, changed, extra))
+                append_records(self._log(broker), ConsumerOffsets, *offset_records(group, changed, extra))
                 wrote = True
         return wrote
 
@@ -250,17 +250,19 @@ class GroupOffsets:
         parts = self._read_known(group)
         self._refuse_active(group, parts, force)
 
-        def is_idle(state: LogState) -> str | None:
-            last = state.fold(ConsumerOffsets).last.get(group)
-            return _ACTIVE if not force and self._is_active(last) else None
-
         gone = {"group": group, "deleted": True, "admin": True}
+
+        def delete(state: LogState) -> Decision[None]:
+            if not force and self._is_active(state.fold(ConsumerOffsets).last.get(group)):
+                raise PreconditionFailedError(_ACTIVE, group=group)
+            return Decision(None, records=[(ConsumerOffsets.topics[0], gone)])
+
         for broker, part in parts.items():
             if part.known:
-                self._append(broker, [gone], is_idle)
+                self._log(broker).decide(delete)
         # The settings go last: if something fails before, the group is still there to be deleted again.
         if self._has_settings(group):
-            self._store.nameserver.append(self._message(GroupConfigs.topic, gone))
+            append_records(self._store.nameserver, GroupConfigs, gone)
 
     # ------------------------------------------------------------ inner works
 
@@ -269,15 +271,15 @@ class GroupOffsets:
         return {broker: self._read_on(broker, group) for broker in self._store.brokers()}
 
     def _read_on(self, broker: str, group: str) -> _Part:
-        def copy(view: LogView) -> tuple[dict[str, dict[str, int]] | None, LastCommit | None]:
+        def copy(view: LogView) -> tuple[dict[str, dict[int, int]] | None, LastCommit | None]:
             fold = view.state.fold(ConsumerOffsets)
             topics = fold.offsets.get(group)
             copied = None if topics is None else {topic: dict(queues) for topic, queues in topics.items()}
             return copied, fold.last.get(group)
 
-        topics, last = self._store.log(broker).look(copy)
+        topics, last = self._log(broker).look(copy)
         offsets = {
-            (topic, int(queue)): offset for topic, queues in (topics or {}).items() for queue, offset in queues.items()
+            (topic, queue): offset for topic, queues in (topics or {}).items() for queue, offset in queues.items()
         }
         return _Part(topics is not None, offsets, last)
 
@@ -428,28 +430,19 @@ class GroupOffsets:
         if not changed:
             return
 
-        def is_as_planned(state: LogState) -> str | None:
+        def reset(state: LogState) -> Decision[None]:
             fold = state.fold(ConsumerOffsets)
             if not force and self._is_active(fold.last.get(group)):
-                return _ACTIVE
-            mine = fold.offsets.get(group, {})
-            moved = any(mine.get(each.topic, {}).get(str(each.queue)) != each.before for each in plan)
-            return "the group committed while it was being reset; reset again" if moved else None
+                raise PreconditionFailedError(_ACTIVE)
+            if any(fold.of(group, each.topic).get(each.queue) != each.before for each in plan):
+                raise PreconditionFailedError("the group committed while it was being reset; reset again")
+            records = offset_records(group, changed, {"admin": True})
+            return Decision(None, records=[(ConsumerOffsets.topics[0], record) for record in records])
 
-        self._append(broker, _records(group, changed, {"admin": True}), is_as_planned)
+        self._log(broker).decide(reset)
 
-    def _append(self, broker: str, records: list[dict[str, Any]], expect: Expect | None = None) -> None:
-        batch = MessageBatch.merge([self._message(ConsumerOffsets.topic, record) for record in records])
-        self._store.log(broker).append(batch, expect=expect)
-
-    def _message(self, topic: str, value: dict[str, Any]) -> MessageBatch:
-        return MessageBatch.of(
-            topic=topic,
-            queue_id=0,
-            msg_id=self._store.clock.token().upper(),
-            body=json.dumps(value, separators=(",", ":")).encode(),
-            born_timestamp_ms=self._store.clock.now_ms(),
-        )
+    def _log(self, broker: str) -> CommitLog:
+        return self._store.log(broker, ConsumerOffsets)
 
 
 _ACTIVE: Final = "the group's consumers are active; stop them and wait two minutes, or force it"
@@ -461,11 +454,3 @@ def _all_offsets(parts: Mapping[str, _Part]) -> dict[QueueKey, int]:
         for broker, part in parts.items()
         for (topic, queue), offset in part.offsets.items()
     }
-
-
-def _records(group: str, offsets: Mapping[Queue, int], extra: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One record a topic."""
-    topics: dict[str, dict[str, int]] = {}
-    for (topic, queue), offset in offsets.items():
-        topics.setdefault(topic, {})[str(queue)] = offset
-    return [{"group": group, "topic": topic, "offsets": queues, **extra} for topic, queues in topics.items()]

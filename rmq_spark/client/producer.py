@@ -67,6 +67,9 @@ class Producer:
         self._unclear: dict[tuple[int, ...], _Prepared] = {}
         """Sends whose outcome is not known, by the identity of their messages."""
 
+    def __repr__(self) -> str:
+        return f"Producer({self._store!r}, auto_create={self._auto_create})"
+
     def send(self, message: Message) -> SendResult:
         """Send one message and return where it is.
 

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
+from rmq_spark.client.store_file import new_store_file, read_store_file
 from rmq_spark.clock import Clock, SystemClock
 from rmq_spark.errors import (
     ClockSkewError,
-    CorruptDataError,
     ExistsError,
     InvalidRequestError,
     NotFoundError,
-    PreconditionFailedError,
-    UnsupportedVersionError,
+    StorageFullError,
 )
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.folds import TopicConfigs, Truncations
-from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.core_folds import Truncations
+from rmq_spark.log.fold import Fold
+from rmq_spark.log.request import Decision
 from rmq_spark.log.state import LogState
 from rmq_spark.model import names
 from rmq_spark.model.settings import LogSettings
+from rmq_spark.rules.all_folds import NAMESERVER_FOLDS
+from rmq_spark.rules.topics import TopicConfigs
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 from rmq_spark.storage.open import open_storage, probe
 
-FORMAT: Final = 1
 DEFAULT_BROKER: Final = "broker-0"
 DEFAULT_QUEUES: Final = 8
 """What RocketMQ's `mqadmin updateTopic` gives a topic."""
@@ -66,7 +66,7 @@ class Store:
         self._read_only = read_only
         self._lock = threading.Lock()
         self._logs: dict[str, CommitLog] = {}
-        self.info = _read_info(storage)
+        self.info = read_store_file(storage)
 
     @classmethod
     def create(
@@ -87,11 +87,11 @@ class Store:
         clock = clock or SystemClock()
         storage = open_storage(uri, options=options, clock=clock)
         probe(storage, clock)
-        info = {"format": FORMAT, "createdAt": clock.now_ms(), "nonce": clock.token()}
         try:
-            storage.create_if_absent(paths.STORE_FILE, [json.dumps(info).encode()])
+            storage.create_if_absent(paths.STORE_FILE, [new_store_file(clock)])
         except ExistsError as error:
             raise ExistsError("there is a store already; open it instead", uri=uri) from error
+        storage.keep_reserve()
         return cls(storage, settings or LogSettings(), clock, read_only=False)
 
     @classmethod
@@ -106,6 +106,8 @@ class Store:
     ) -> Store:
         """Open the store at `uri`. Writing handles first test that the storage creates names exclusively.
 
+        On a full disk that test is left out, so that old messages can be expired.
+
         Raises:
             NotFoundError: there is no store.
             UnsafeStorageError: the storage cannot create names exclusively (not for `read_only`).
@@ -116,7 +118,13 @@ class Store:
         storage = open_storage(uri, options=options, clock=clock)
         store = cls(storage, settings, clock, read_only=read_only)
         if not read_only:
-            ahead = -probe(storage, clock).clock_skew_ms
+            try:
+                ahead = -probe(storage, clock).clock_skew_ms
+            except StorageFullError:
+                # Whoever expires old segments must get in. The storage was tested when the store was created, and
+                # nothing is appended before there is room.
+                ahead = 0
+            storage.keep_reserve()
             if ahead > settings.clock_ahead_max_ms:
                 raise ClockSkewError(
                     "this machine's clock is ahead of the storage's; correct it before writing",
@@ -128,21 +136,21 @@ class Store:
 
     # ------------------------------------------------------------ logs
 
-    def log(self, broker: str = DEFAULT_BROKER) -> CommitLog:
-        """The handle on a broker's log; opened when first asked for."""
+    def log(self, broker: str = DEFAULT_BROKER, *folds: type[Fold]) -> CommitLog:
+        """The handle on a broker's log, opened when first asked for, with at least these folds."""
         names.check_broker(broker)
-        return self._open_log(broker, paths.broker_root(broker))
+        return self._open_log(broker, paths.broker_root(broker), folds)
 
     @property
     def nameserver(self) -> CommitLog:
-        """The handle on the cluster-wide log."""
-        return self._open_log(paths.NAMESERVER, paths.NAMESERVER)
+        """The handle on the cluster-wide log, with topics, groups and leases."""
+        return self._open_log(paths.NAMESERVER, paths.NAMESERVER, NAMESERVER_FOLDS)
 
     def brokers(self) -> list[str]:
         """Brokers that hold or held queues of any topic, and the default one."""
-        return sorted({DEFAULT_BROKER} | self.nameserver.refresh().state.fold(TopicConfigs).brokers)
+        return sorted({DEFAULT_BROKER, *self.nameserver.refresh().state.fold(TopicConfigs).brokers})
 
-    def _open_log(self, name: str, root: str) -> CommitLog:
+    def _open_log(self, name: str, root: str, folds: Sequence[type[Fold]]) -> CommitLog:
         with self._lock:
             log = self._logs.get(root)
             if log is None:
@@ -153,8 +161,10 @@ class Store:
                     settings=self.settings,
                     clock=self.clock,
                     read_only=self._read_only,
+                    folds=folds,
                 )
-            return log
+        log.use(*folds)
+        return log
 
     # ------------------------------------------------------------ topics
 
@@ -168,21 +178,52 @@ class Store:
             InvalidRequestError: an illegal name or number.
         """
 
-        def is_absent(state: LogState) -> str | None:
-            return "topic was created meanwhile" if name in state.fold(TopicConfigs).configs else None
+        def create(state: LogState) -> Decision[dict[str, int]]:
+            known = state.fold(TopicConfigs).configs.get(name)
+            if known is not None:
+                return Decision(dict(known["queues"]))
+            config = {"topic": name, "queues": wanted, "perm": 6}
+            return Decision(wanted, records=[(TopicConfigs.topics[0], config)])
 
         names.check_sendable(name)
         wanted = {names.check_broker(broker): names.check_queues(queues) for broker in brokers}
-        found = self.find_topic(name)
-        if found is None:
-            try:
-                config = {"topic": name, "queues": wanted, "perm": 6}
-                self.nameserver.append(self._state_message(TopicConfigs.topic, config), expect=is_absent)
-            except PreconditionFailedError:
-                found = self.find_topic(name)
-        if found is not None and dict(found.queues) != wanted:
-            raise ExistsError("topic exists with other queues", topic=name, queues=dict(found.queues))
+        known = self.find_topic(name)
+        queues_there = dict(known.queues) if known is not None else self.nameserver.decide(create).answer
+        if queues_there != wanted:
+            raise ExistsError("topic exists with other queues", topic=name, queues=queues_there)
         return Topic(name=name, queues=wanted)
+
+    def update_topic(self, name: str, *, queues: int) -> Topic:
+        """Give a topic `queues` queues on each of its brokers: more than it has, or as many.
+
+        Producers use the new queues within the time that they remember routes for. Sharding keys map to other queues
+        from then on, so messages with one key keep their order before the change and after it, not across it.
+
+        Raises:
+            NotFoundError: there is no such topic.
+            InvalidRequestError: an illegal number, or fewer than it has on a broker.
+        """
+
+        def update(state: LogState) -> Decision[dict[str, int]]:
+            config = state.fold(TopicConfigs).configs.get(name)
+            if config is None:
+                raise NotFoundError("no such topic", topic=name)
+            if queues < max(config["queues"].values()):
+                raise InvalidRequestError(
+                    "a topic cannot get fewer queues: nobody would be assigned the upper ones, so what they hold would "
+                    "never be consumed; create a topic with fewer queues and send there",
+                    topic=name,
+                    queues=dict(config["queues"]),
+                    wanted=queues,
+                )
+            wanted = dict.fromkeys(config["queues"], queues)
+            if wanted == config["queues"]:
+                return Decision(wanted)
+            kept = {field: value for field, value in config.items() if field != "updatedAt"}
+            return Decision(wanted, records=[(TopicConfigs.topics[0], {**kept, "queues": wanted})])
+
+        names.check_queues(queues)
+        return Topic(name=name, queues=self.nameserver.decide(update).answer)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and hide its messages; retention frees their room.
@@ -194,11 +235,10 @@ class Store:
             NotFoundError: there is no such topic.
         """
         topic = self.topic(name)
-        gone = self._state_message(TopicConfigs.topic, {"topic": name, "deleted": True})
         for broker in topic.queues:
-            self.log(broker).append(self._state_message(Truncations.topic, {"topic": name}))
+            append_records(self.log(broker), Truncations, {"topic": name})
         # The topic goes last: if something fails before, it is still there to be deleted again.
-        self.nameserver.append(gone)
+        append_records(self.nameserver, TopicConfigs, {"topic": name, "deleted": True})
 
     def find_topic(self, name: str) -> Topic | None:
         """The topic, or None."""
@@ -223,21 +263,12 @@ class Store:
     def _configs(self) -> dict[str, dict[str, Any]]:
         return self.nameserver.refresh().state.fold(TopicConfigs).configs
 
-    def _state_message(self, topic: str, value: dict[str, Any]) -> MessageBatch:
-        return MessageBatch.of(
-            topic=topic,
-            queue_id=0,
-            msg_id=self.clock.token().upper(),
-            body=json.dumps(value, separators=(",", ":")).encode(),
-            born_timestamp_ms=self.clock.now_ms(),
-        )
-
     # ------------------------------------------------------------ life
 
     def is_still_there(self) -> bool:
         """Whether the store that was opened is the one at its URI now; one made anew in its place is another."""
         try:
-            return _read_info(self.storage) == self.info
+            return read_store_file(self.storage) == self.info
         except NotFoundError:
             return False
 
@@ -260,6 +291,9 @@ class Store:
             if failed is not None:
                 raise failed
 
+    def __repr__(self) -> str:
+        return f"Store({self.storage.uri!r}{', read_only=True' if self._read_only else ''})"
+
     def __enter__(self) -> Store:
         return self
 
@@ -269,18 +303,10 @@ class Store:
         self.close()
 
 
-def _read_info(storage: Storage) -> dict[str, Any]:
-    try:
-        data = storage.read(paths.STORE_FILE)
-    except NotFoundError as error:
-        raise NotFoundError("no store here; create one with `rmq init`", uri=storage.uri) from error
-    try:
-        info: dict[str, Any] = json.loads(data)
-        version = info["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError("store.json is damaged", uri=storage.uri) from error
-    if version != FORMAT:
-        raise UnsupportedVersionError("store has another format; upgrade rmq-spark", format=version, known=FORMAT)
-    if not isinstance(info, dict):
-        raise InvalidRequestError("store.json is not an object", uri=storage.uri)
-    return info
+def append_records(log: CommitLog, fold: type[Fold], *values: Mapping[str, Any]) -> None:
+    """Append records of a fold, whatever the state.
+
+    Raises:
+        as `CommitLog.append`.
+    """
+    log.decide(lambda _: Decision(None, records=[(fold.topics[0], value) for value in values]))

@@ -5,7 +5,7 @@ Both forms come from one syntax tree and agree on every row. Nothing in here kno
 
 from typing import TYPE_CHECKING
 
-from rmq_spark.lazy_names import lazy_names
+from rmq_spark.lazy_names import lazy_names, listed_names
 
 if TYPE_CHECKING:
     from rmq_spark.filter.message_filter import Filter
@@ -35,3 +35,4 @@ __getattr__ = lazy_names(
         "compile_tags": "rmq_spark.filter.tag",
     },
 )
+__dir__ = listed_names(__name__, __all__)

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from rmq_spark.errors import RmqError
-from rmq_spark.log.folds import ConsumerOffsets
+from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.spark.table_tasks import Place
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MESSAGES: Final = ("subscribePattern", ".*")
 """News are messages of users' topics."""
-OFFSETS: Final = ("topic", ConsumerOffsets.topic)
+OFFSETS: Final = ("topic", ConsumerOffsets.topics[0])
 """News are offset commits of groups."""
 SWEEP_S: Final = 60.0
 """A step is done so often without news, too: what retention deleted has to go, and a step's start can miss news."""

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.errors import PySparkException
 
 from rmq_spark.cli import exits, output
+from rmq_spark.cli.conf import STORE_VARIABLE, load_conf, store_uri
 from rmq_spark.client.store import Store
-from rmq_spark.errors import InvalidRequestError, NotFoundError, RmqError
+from rmq_spark.errors import NotFoundError, RmqError
 from rmq_spark.spark.table_engine import DELTA_SETTINGS
 from rmq_spark.spark.table_tasks import Place
 from rmq_spark.tables.lease import WAIT_MAX_S
@@ -39,23 +40,23 @@ class Job:
         """Make the parser; add arguments of your own to it.
 
         Args:
-            name: of the file in `jobs/`, without its ending.
+            name: of the module in `rmq_spark.jobs`, and of the file in `jobs/`.
             purpose: one sentence.
-            examples: command lines for `--help`, without `spark-submit jobs/name.py`.
+            examples: arguments for `--help` to show.
             paced: what `--continuous` waits for, as `--help` says it.
         """
         self.name = name
-        lines = [f"  spark-submit jobs/{name}.py {example}" for example in examples]
-        lines.append(f"  python jobs/{name}.py {examples[0]}")
+        lines = [f"  python -m rmq_spark.jobs.{name} {example}" for example in examples]
+        lines.append(f"  spark-submit jobs/{name}.py {examples[0]}")
         self.parser = argparse.ArgumentParser(
-            prog=f"{name}.py",
+            prog=f"python -m rmq_spark.jobs.{name}",
             description=purpose,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             epilog="\n".join(["examples:", *lines, "", "exit codes:", exits.table()]),
         )
         add = self.parser.add_argument
-        add("--store", metavar="URI", default=os.environ.get("RMQ_STORE"), help="where the store is; else RMQ_STORE")
-        add("--settings", metavar="FILE", type=Path, help="TOML file with settings, as conf/store.toml")
+        add("--store", metavar="URI", help=f"where the store is; otherwise {STORE_VARIABLE}")
+        add("--conf", metavar="FILE", type=Path, help="TOML file with settings; see conf/store.toml")
         add("--json", action="store_true", help="write results as JSON, one line each")
         mode = self.parser.add_mutually_exclusive_group()
         mode.add_argument("--once", action="store_true", help="do what there is to do, and end; the default")
@@ -119,24 +120,21 @@ class Job:
     # ------------------------------------------------------------ what arguments open
 
     def settings(self, given: argparse.Namespace) -> tuple[LogSettings, dict[str, str] | None]:
-        """Settings and storage options of `--settings`."""
-        from rmq_spark.model.settings import LogSettings
+        """Settings and storage options of `--conf`.
 
-        if given.settings is None:
-            return LogSettings(), None
-        from rmq_spark.cli.options import load_conf
-
-        return load_conf(given.settings)
+        Raises:
+            InvalidRequestError: as `load_conf`.
+        """
+        return load_conf(given.conf)
 
     def place(self, given: argparse.Namespace) -> Place:
         """The store as tasks reach it.
 
         Raises:
-            InvalidRequestError: nobody named one.
+            InvalidRequestError: as `store_uri`.
         """
-        if not given.store:
-            raise InvalidRequestError("no store is named; give --store URI or set RMQ_STORE")
-        uri = given.store if "://" in given.store else str(Path(given.store).absolute())
+        uri = store_uri(given.store)
+        uri = uri if "://" in uri else str(Path(uri).absolute())
         return Place(uri, tuple(sorted((self.settings(given)[1] or {}).items())))
 
     def open(self, given: argparse.Namespace, *, read_only: bool = False) -> Store:
@@ -183,6 +181,10 @@ class Job:
         return self._spark
 
     # ------------------------------------------------------------ showing
+
+    def out(self, given: argparse.Namespace) -> output.Output:
+        """Where results go; tables are plain columns, because drawing them would need the extra `cli`."""
+        return output.Output(json=given.json, drawn=False)
 
     def say(self, text: str) -> None:
         """A line on stderr."""

@@ -1,14 +1,15 @@
-"""`jobs/lag_report.py`: how far consumer groups are behind, shown, or kept as rows for plots and alarms."""
+"""The job `lag_report`: how far consumer groups are behind, shown, or kept as rows for plots and alarms."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq_spark.cli.output import Output, Table
+from rmq_spark.cli.output import Table
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.errors import NotFoundError
 from rmq_spark.jobs.job import Job
@@ -113,7 +114,7 @@ def _report(job: Job, given: argparse.Namespace, store: Store, spark: SparkSessi
     names = [column.strip().split(" ")[0].strip("`") for column in SCHEMA.split(",")]
     documents = [dict(zip(names, (_plain(value) for value in row), strict=True)) for row in rows]
     behind = sum(row[7] for row in rows)
-    Output(json=given.json).result(
+    job.out(given).result(
         documents, f"{behind:,} messages behind in all", Table(_SHOWN, [row[: len(_SHOWN)] for row in rows])
     )
 
@@ -124,3 +125,7 @@ def _moment(ms: int) -> datetime:
 
 def _plain(value: object) -> object:
     return value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value
+
+
+if __name__ == "__main__":
+    sys.exit(lag_report())

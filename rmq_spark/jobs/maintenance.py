@@ -1,4 +1,4 @@
-"""`jobs/roll.py` and `jobs/expire.py`: keep logs short and disks free, one Spark task for each log.
+"""The jobs `roll` and `expire`: keep logs short and disks free, one Spark task for each log.
 
 A store with one broker is served by the driver alone, and Spark is not even started: a log is rolled by one process.
 """
@@ -10,62 +10,49 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rmq_spark.cli import logs
-from rmq_spark.cli.output import Cell, Output, Table
+from rmq_spark.cli import logs, upkeep
+from rmq_spark.cli.consent import require_consent
+from rmq_spark.cli.output import Table
+from rmq_spark.cli.upkeep import Document
 from rmq_spark.client.store import Store
-from rmq_spark.errors import RmqError
+from rmq_spark.errors import InvalidRequestError, RmqError
 from rmq_spark.jobs.job import Job
-from rmq_spark.log.collect import collect
-from rmq_spark.log.expire import expire as expire_log
-from rmq_spark.log.roll import roll as roll_log
 from rmq_spark.model.settings import LogSettings
 from rmq_spark.model.times import FORMS, parse_time
 from rmq_spark.spark.table_tasks import Place
 
-Document = dict[str, Any]
 Work = Callable[[Store, logs.LogPlace], Document]
+Shown = Callable[[Sequence[Document]], Table]
 
 
 @dataclass(frozen=True, slots=True)
 class Rolling:
-    """What is done to a log by `roll.py`."""
+    """What `roll` does to a log."""
 
     min_commits: int
 
     def __call__(self, store: Store, place: logs.LogPlace) -> Document:
         """Turn its commits into segments, and delete what nothing needs any more."""
-        log = place.open(store)
-        done = roll_log(log, min_commits=self.min_commits)
-        return {
-            "log": place.name,
-            "commits": done.commits,
-            "segments": len(done.segments),
-            "deletedFiles": done.deleted,
-            "deletedRowFiles": collect(log),
-        }
+        return upkeep.roll_log(place.open(store), self.min_commits)
 
 
 @dataclass(frozen=True, slots=True)
 class Expiring:
-    """What is done to a log by `expire.py`."""
+    """What `expire` does to a log."""
 
     before: str | None
     scheduled: bool
+    dry_run: bool = False
+
+    def limit_ms(self, store: Store) -> int | None:
+        """What `--before` means now."""
+        return None if self.before is None else parse_time(self.before, "--before", store.clock.now_ms())
 
     def __call__(self, store: Store, place: logs.LogPlace) -> Document:
         """Drop its segments that are too old, or the oldest while the disk is too full."""
-        log = place.open(store)
-        limit = None if self.before is None else parse_time(self.before, "--before", store.clock.now_ms())
-        done = expire_log(log, scheduled=self.scheduled, before_ms=limit)
-        return {
-            "log": place.name,
-            "segments": len(done.segments),
-            "messages": sum(segment.end - segment.first for segment in done.segments),
-            "logStart": done.log_start,
-            "diskTooFull": done.forced,
-            "deletedFiles": done.deleted,
-            "deletedRowFiles": collect(log),
-        }
+        if self.dry_run:
+            return upkeep.preview_log(place.open(store), before_ms=self.limit_ms(store))
+        return upkeep.expire_log(place.open(store), scheduled=self.scheduled, before_ms=self.limit_ms(store))
 
 
 def roll(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +63,12 @@ def roll(arguments: Sequence[str] | None = None) -> int:
         ["--store /var/lib/rmq --once", "--store /var/lib/rmq --continuous --interval 600"],
     )
     job.parser.add_argument("--min-commits", type=int, default=2, help="leave a log alone that has fewer to roll")
-    return job.run(lambda given: _maintain(job, given, Rolling(max(1, given.min_commits))), arguments)
+
+    def work(given: argparse.Namespace) -> None:
+        with job.open(given) as store:
+            _maintain(job, given, store, Rolling(max(1, given.min_commits)), upkeep.rolled_table)
+
+    return job.run(work, arguments)
 
 
 def expire(arguments: Sequence[str] | None = None) -> int:
@@ -85,8 +77,9 @@ def expire(arguments: Sequence[str] | None = None) -> int:
         "expire",
         "Drop segments that are older than the retention, or the oldest while the disk is too full.",
         [
-            "--store /var/lib/rmq --settings conf/store.toml --once",
-            "--store /var/lib/rmq --before 2026-01-01T00:00:00Z",
+            "--store /var/lib/rmq --conf conf/store.toml --once",
+            "--store /var/lib/rmq --before 30d --dry-run",
+            "--store /var/lib/rmq --before 2026-01-01T00:00:00Z --yes",
             "--store /var/lib/rmq --scheduled --continuous --interval 600",
         ],
     )
@@ -97,12 +90,32 @@ def expire(arguments: Sequence[str] | None = None) -> int:
         "--scheduled", action="store_true", help="act only at the hours of delete_when, or when the disk is filling"
     )
 
+    job.parser.add_argument("--dry-run", action="store_true", help="only show what it would do")
+    job.parser.add_argument("-y", "--yes", action="store_true", help="with --before: do not ask")
+
     def work(given: argparse.Namespace) -> None:
+        if given.dry_run and (given.scheduled or given.continuous):
+            raise InvalidRequestError("--dry-run shows what would go now; leave --scheduled and --continuous out")
         if given.before is not None:
             parse_time(given.before, "--before", 0)  # a wrong one is told before anything is done
-        _maintain(job, given, Expiring(given.before, given.scheduled))
+        expiring = Expiring(given.before, given.scheduled, given.dry_run)
+        with job.open(given, read_only=given.dry_run) as store:
+            if not given.dry_run and not given.yes:
+                _ask(given, store, expiring)
+            table = upkeep.preview_table if given.dry_run else upkeep.expired_table
+            _maintain(job, given, store, expiring, table)
 
     return job.run(work, arguments)
+
+
+def _ask(given: argparse.Namespace, store: Store, expiring: Expiring) -> None:
+    """Ask before a time of the caller's own is used; what the settings say needs no consent."""
+    limit = expiring.limit_ms(store)
+    if limit is None:
+        return
+    preview = Expiring(expiring.before, scheduled=False, dry_run=True)
+    previews = [preview(store, place) for place in logs.chosen(store, given.broker, given.nameserver)]
+    require_consent(given.yes, upkeep.expire_question(previews, limit))
 
 
 def _job(name: str, purpose: str, examples: Sequence[str]) -> Job:
@@ -112,17 +125,13 @@ def _job(name: str, purpose: str, examples: Sequence[str]) -> Job:
     return job
 
 
-def _maintain(job: Job, given: argparse.Namespace, work: Work) -> None:
-    with job.open(given) as store:
+def _maintain(job: Job, given: argparse.Namespace, store: Store, work: Work, table: Shown) -> None:
+    def once() -> None:
+        places = logs.chosen(store, given.broker, given.nameserver)
+        documents = _spread(job, given, places, work) if len(places) > 2 else [work(store, one) for one in places]
+        job.out(given).result(documents, table(documents))
 
-        def once() -> None:
-            places = logs.chosen(store, given.broker, given.nameserver)
-            documents = _spread(job, given, places, work) if len(places) > 2 else [work(store, one) for one in places]
-            headers = [name.upper() for name in documents[0]]
-            rows: list[list[Cell]] = [list(document.values()) for document in documents]
-            Output(json=given.json).result(documents, Table(headers, rows))
-
-        job.again(given, once)
+    job.again(given, once)
 
 
 def _spread(job: Job, given: argparse.Namespace, places: Sequence[logs.LogPlace], work: Work) -> list[Document]:

@@ -1,13 +1,13 @@
-"""`jobs/reput.py`, `jobs/rebuild.py` and `jobs/consumer_offsets.py`: advance the tables, or make them anew."""
+"""The jobs `reput`, `rebuild` and `consumer_offsets`: advance the tables, or recreate them."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmq_spark.cli.output import Output
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.jobs.following import MESSAGES, OFFSETS, follow
 from rmq_spark.jobs.job import Job, positive, seconds
@@ -76,7 +76,7 @@ def rebuild(arguments: Sequence[str] | None = None) -> int:
 
     def work(given: argparse.Namespace) -> None:
         if given.continuous:
-            raise InvalidRequestError("a rebuild ends; run reput.py --continuous after it")
+            raise InvalidRequestError("a rebuild ends; run reput --continuous after it")
         tables = tuple(given.table or TABLES)
         with job.open(given) as store:
             check_brokers(store, given.broker)  # before anything is emptied
@@ -142,4 +142,8 @@ def _step(
 def _show(job: Job, given: argparse.Namespace, done: ReputResult) -> None:
     rows = ", ".join(f"{count:,} into {name}" for name, count in done.rows.items())
     document = {"messages": done.messages, "ranges": done.ranges, "rows": done.rows}
-    Output(json=given.json).result(document, f"{done.messages:,} messages; rows: {rows}")
+    job.out(given).result(document, f"{done.messages:,} messages; rows: {rows}")
+
+
+if __name__ == "__main__":
+    sys.exit(reput())

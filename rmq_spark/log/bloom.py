@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_spark.log.permute import bytes_of, has_byte, offsets_of
+from rmq_spark.log.arrow_columns import bytes_of, has_byte, offsets_of
 
 PROBES: Final = 4
 BITS_PER_KEY: Final = 8

@@ -1,7 +1,7 @@
 """CRC-32 of the file format (docs/format.md): by isal where that is installed, else by zlib, with the same values.
 
 Every byte is check-summed once when it is written and once when it is read. isal (the extra `fast`) does so several
-times quicker: 2 MB in 0.17 ms instead of 0.68 ms on the machine of docs/benchmarks.md.
+times faster: 2 MB in 0.17 ms instead of 0.68 ms on the machine of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Crc32(Protocol):
         """CRC-32 of `data`, going on from `value`, the CRC-32 of what stands before it."""
 
 
-def _find() -> Crc32:
+def _choose() -> Crc32:
     try:
         from isal import isal_zlib  # an extra: the core works without it
     except ImportError:
@@ -29,5 +29,5 @@ def _find() -> Crc32:
     return isal_zlib.crc32
 
 
-crc32: Final[Crc32] = _find()
+crc32: Final[Crc32] = _choose()
 """CRC-32 as in zlib and gzip."""

@@ -7,13 +7,11 @@ fails with a clear error instead of landing a commit whose rows are gone. Then i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from rmq_spark.errors import PreconditionFailedError
-from rmq_spark.log.folds import RowFiles
-from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.core_folds import RowFiles
+from rmq_spark.log.request import Decision
 from rmq_spark.log.state import LogState
 from rmq_spark.storage import paths
 
@@ -73,16 +71,13 @@ def discard(log: CommitLog, names: Sequence[str]) -> bool:
 def _claim(log: CommitLog, names: list[str], floor: int) -> bool:
     """Append that nobody may refer to these files any more; False if a commit at or above `floor` does."""
 
-    def still_unneeded(state: LogState) -> str | None:
-        now = state.fold(RowFiles).referenced
-        taken = [name for name in names if now.get(name, -1) >= floor]
-        return f"row files were committed meanwhile: {taken[:3]}" if taken else None
+    def claim(state: LogState) -> Decision[bool]:
+        referenced = state.fold(RowFiles).referenced
+        if any(referenced.get(name, -1) >= floor for name in names):
+            return Decision(False)
+        return Decision(True, records=[(RowFiles.topics[0], {"claim": names})])
 
-    try:
-        log.append(_record(log, {"claim": names}), expect=still_unneeded)
-    except PreconditionFailedError:
-        return False
-    return True
+    return log.decide(claim).answer
 
 
 def _delete_claimed(log: CommitLog) -> list[str]:
@@ -95,15 +90,5 @@ def _delete_claimed(log: CommitLog) -> list[str]:
     for name in doomed:
         log.storage.delete(paths.data_file(log.root, name))
     if doomed:
-        log.append(_record(log, {"gone": doomed}))
+        log.decide(lambda _: Decision(None, records=[(RowFiles.topics[0], {"gone": doomed})]))
     return doomed
-
-
-def _record(log: CommitLog, value: dict[str, list[str]]) -> MessageBatch:
-    return MessageBatch.of(
-        topic=RowFiles.topic,
-        queue_id=0,
-        msg_id=log.clock.token().upper(),
-        body=json.dumps(value, separators=(",", ":")).encode(),
-        born_timestamp_ms=log.clock.now_ms(),
-    )

@@ -10,11 +10,11 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,18 +31,20 @@ from rmq_spark.errors import (
     RmqError,
 )
 from rmq_spark.log import scan
-from rmq_spark.log.append import Appender, Expect, Landed, Offsets, UnclearAppend
-from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.file_reader import read_meta
+from rmq_spark.log.append import Appender
+from rmq_spark.log.core_folds import SinkMark
+from rmq_spark.log.files import LogFiles
 from rmq_spark.log.flusher import Periodic
-from rmq_spark.log.folds import SinkMark, check_record
-from rmq_spark.log.group_commit import GroupCommit, Request
+from rmq_spark.log.fold import Fold
+from rmq_spark.log.follower import Follower
+from rmq_spark.log.group_commit import GroupCommit
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.permute import BODY
 from rmq_spark.log.recover import strays
-from rmq_spark.log.rows import RowFile, prepare, prepare_references
+from rmq_spark.log.request import Offsets, Outcome, Request, Rule
+from rmq_spark.log.rows import RowFile
 from rmq_spark.log.snapshot import write_snapshot
 from rmq_spark.log.view import LogView
+from rmq_spark.model import names
 from rmq_spark.model.settings import Flush, LogSettings
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -80,8 +82,21 @@ class AppendResult:
         return None if self.offsets is None else self.offsets.commit[self.first_row : self.first_row + self.rows]
 
 
+@dataclass(frozen=True, slots=True)
+class Decided(Generic[Answer]):
+    """How a decision ended."""
+
+    answer: Answer
+    """What the rule told its caller."""
+    result: AppendResult
+    """What its rows were given, in the order of `Decision.rows`, then `Decision.records`."""
+
+
 class CommitLog:
     """Append to and read one log (a broker's, or the nameserver's).
+
+    It folds the state of the log itself, and of the folds that it is opened with or that `use` declares later; a handle
+    pays for no other.
 
     Raises (on opening):
         CorruptDataError: the chain is damaged; the error names the file.
@@ -97,9 +112,11 @@ class CommitLog:
         clock: Clock | None = None,
         writer: str | None = None,
         read_only: bool = False,
+        folds: Iterable[type[Fold]] = (),
     ) -> None:
         self.storage = storage
         self.root = root
+        self.files = LogFiles(storage, root)
         self.broker = broker
         self.settings = settings or LogSettings()
         self.clock = clock or SystemClock()
@@ -107,7 +124,7 @@ class CommitLog:
         self._closed = False
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._view = LogView(storage, root, broker)
+        self._view = LogView(self.files, broker, folds)
         self._view.load()
         if not read_only:
             self._refuse_holes()
@@ -126,53 +143,73 @@ class CommitLog:
         self._stuck: MessageBatch | None = None
         """A buffered commit that failed and is tried again, as it was, before anything newer."""
         self._committer: Periodic | None = None
+        self._follower: Follower | None = None
 
     # ------------------------------------------------------------ appending
 
-    def append(
-        self,
-        batch: MessageBatch,
-        *,
-        expect: Expect | None = None,
-        app: SinkMark | None = None,
-    ) -> AppendResult:
+    def append(self, batch: MessageBatch, *, app: SinkMark | None = None) -> AppendResult:
         """Append `batch` as part of one commit; visible as a whole or not at all when this returns.
 
         With `sync` it is durable when this returns, with `async` visible, with `buffered` only in memory.
-        `expect` is asked at every position tried. `app` names a sink's batch and makes a repeated one a no-op. After
-        `OutcomeUnknownError`, or an interrupt, appending the same `batch` object again lands it once.
+        `app` names a sink's batch and makes a repeated one a no-op. After `OutcomeUnknownError`, or an interrupt,
+        appending the same `batch` object again lands it once.
 
         Raises:
-            PreconditionFailedError: `expect` does not hold; nothing was written.
+            InvalidRequestError: it holds no row, or a state message that cannot be read back; nothing was written.
             FencedError: another handle took over this writer's name; nothing was written.
             LostRaceError, StorageFullError, UnavailableError, ClockSkewError: nothing was written.
             OutcomeUnknownError: the storage never said whether it landed.
             ReadOnlyError, ClosedError: this handle cannot append.
         """
         self.check_writable()
-        for row in batch.rows or ():
-            check_record(row[0], row[BODY])  # a record that cannot be folded would end the log for everybody
-        request = Request(batch, expect, app)
+        request = Request(batch, app=app)
         if self.settings.flush is Flush.BUFFERED:
-            if not request.alone:
-                return self._append_buffered(request)
+            if app is None and not names.STATE_TOPICS.intersection(batch.topics()):
+                return self._append_buffered(batch)
             self._commit_buffer()  # what was buffered before comes first
         return self._submit(request)
 
-    def append_files(
-        self, files: Sequence[RowFile], *, expect: Expect | None = None, app: SinkMark | None = None
-    ) -> AppendResult:
+    def decide(self, rule: Rule[Answer]) -> Decided[Answer]:
+        """Ask `rule` at the log's end, append what it decides, and return its answer.
+
+        The rule is asked on the state at the very position where its rows land: nothing comes in between. It shares the
+        commit with whatever else is appended at the same time. If another commit takes the place, it is asked again.
+        After `OutcomeUnknownError`, or an interrupt, the same `rule` object again lands once and gives the same answer.
+
+        Raises:
+            What `rule` raises: it refused; nothing was written.
+            Otherwise as `append`.
+        """
+        self.check_writable()
+        if self.settings.flush is Flush.BUFFERED:
+            self._commit_buffer()  # what was buffered before comes first
+        request = Request(rule=rule)
+        result = self._submit(request)
+        return Decided(request.answer, result)
+
+    def append_files(self, files: Sequence[RowFile], *, app: SinkMark | None = None) -> AppendResult:
         """Append one commit that refers to row files in `data/`, in their order.
 
         Raises:
-            PreconditionFailedError: a file was collected as an orphan, or `expect` does not hold.
+            PreconditionFailedError: a file was collected as an orphan.
             NotFoundError, CorruptDataError: a file is gone or is not what was named.
         """
         self.check_writable()
         if not files:
             raise InvalidRequestError("name at least one row file")
         self._commit_buffer()  # what was buffered before comes first
-        return self._submit(Request(MessageBatch(), expect, app, files))
+        return self._submit(Request(app=app, files=files))
+
+    def use(self, *folds: type[Fold]) -> None:
+        """Fold these, too, from here on; what is folded already costs nothing.
+
+        Raises:
+            CorruptDataError: the state of one cannot be learned any more.
+        """
+        if all(fold in self._view.declared for fold in folds):
+            return
+        with self._lock:
+            self.refresh().use(folds)
 
     def flush(self) -> None:
         """Make everything appended through this handle durable; raises what failed in the background."""
@@ -189,6 +226,8 @@ class CommitLog:
             if self._closed:
                 return
             self._closed = True
+        if self._follower is not None:
+            self._follower.close()
         try:
             if self._committer is not None:
                 self._committer.close()
@@ -214,14 +253,27 @@ class CommitLog:
             self._view.refresh()
             return self._view
 
+    def wait(self, offset: int, timeout: float) -> bool:
+        """Block until the log's end is behind `offset`; False if it is not after `timeout` seconds.
+
+        All who wait share one follower, which the file system wakes where it can.
+
+        Raises:
+            ClosedError: the log was closed meanwhile.
+            CorruptDataError: the log is damaged.
+        """
+        if self._follower is None:
+            with self._lock:
+                self._check_open()
+                if self._follower is None:
+                    place = paths.commitlog(self.root)
+                    self._follower = Follower(self.storage, place, lambda: self.refresh().state.offset, self.clock)
+        return self._follower.wait(offset, timeout)
+
     def look(self, ask: Callable[[LogView], Answer]) -> Answer:
         """Refresh, and return what `ask` takes from the view; no other thread changes it meanwhile."""
         with self._lock:
             return ask(self.refresh())
-
-    def read_meta(self, path: str, kind: str) -> FileMeta:
-        """Return the checked metadata of one of the log's files; see `file_reader.read_meta`."""
-        return read_meta(self.storage, path, kind)
 
     @property
     def view(self) -> LogView:
@@ -292,65 +344,36 @@ class CommitLog:
     def _commit_group(self, group: list[Request]) -> None:
         """Called by the leader of a group, one at a time."""
         with self._lock:
-            self._appender.current = None
             try:
-                landed = self._land(group)
-                if len(group) > 1:
-                    _ = landed.offsets.queue, landed.offsets.commit  # worked out once, not by every caller that wakes
-                for request in group:
-                    request.attempt, request.landed = self._appender.current, landed
-            except UnclearAppend as error:
-                self._remember(group, error)
+                self._appender.land(group)
             except RmqError as error:
                 for request in group:
-                    request.error = error
+                    if not request.done:
+                        request.error = error
             except BaseException as error:
                 self._give_up(group, error)
                 if not isinstance(error, Exception):
                     raise
-            else:
-                self._after(landed.first)
-
-    def _land(self, group: list[Request]) -> Landed:
-        head = group[0]
-        earlier = head.earlier
-        while earlier is not None and earlier.attempt is None:
-            earlier = earlier.earlier  # that one was interrupted before it was tried
-        # Of a group that did not land each caller tries again for itself.
-        if earlier is not None and earlier.attempt is not None and not earlier.attempt.lost:
-            # The whole group that ended unclear: its other callers find it landed when they ask.
-            head.first_row, again = earlier.first_row, earlier.attempt
-            names = [file.name for file in head.files]
-            return self._appender.land(again.rows, expect=head.expect, app=head.app, files=names, again=again)
-        if head.files:
-            rows = prepare_references(self.storage, self.root, head.files)
-            names = [file.name for file in head.files]
-            return self._appender.land(rows, expect=head.expect, app=head.app, files=names)
-        at = 0
-        for request in group:
-            request.first_row = at
-            at += request.batch.num_rows
-        rows = prepare(MessageBatch.merge([request.batch for request in group]), self.settings.block_bytes)
-        return self._appender.land(rows, expect=head.expect, app=head.app)
+            for request in group:
+                if isinstance(request.error, OutcomeUnknownError):
+                    self._note(request)
+            self._after(group)
 
     def _give_up(self, group: list[Request], error: BaseException) -> None:
         """An interrupt, or a bug: tell each caller what is known of its append."""
-        attempt = self._appender.current
-        if attempt is not None and (attempt.unclear or attempt.landed):
-            self._remember(group, UnclearAppend(f"{type(error).__name__}: {error}", attempt))
+        open_ = [request for request in group if not request.done]
+        tried = [request.attempt for request in open_ if request.attempt is not None]
+        if tried and tried[-1].outcome in (Outcome.UNCLEAR, Outcome.LANDED):
+            for request in open_:
+                request.error = tried[-1].unclear_error(f"{type(error).__name__}: {error}")
+                self._note(request)
         elif isinstance(error, Exception) and len(group) > 1:
-            for request in group:  # one of them is at fault: the others shall not suffer for it
+            for request in open_:  # one of them is at fault: the others shall not suffer for it
                 self._commit_group([request])
-            if all(request.error is None for request in group):
+            if not [request for request in group if request.error is not None]:
                 raise error  # none of them is: somebody's signal handler raised it, in the leader's thread
         elif isinstance(error, Exception):
             group[0].error = error
-
-    def _remember(self, group: list[Request], error: UnclearAppend) -> None:
-        plain = OutcomeUnknownError(error.args[0], **error.context)
-        for request in group:
-            request.attempt, request.error = error.attempt, plain
-            self._note(request)
 
     def _note(self, request: Request) -> None:
         """Remember an append whose caller does not know how it ended, for when the same thing is appended again."""
@@ -359,12 +382,19 @@ class CommitLog:
         while len(self._unclear) > UNCLEAR_REMEMBERED:
             self._unclear.popitem(last=False)
 
-    def _after(self, first: int) -> None:
-        if self.settings.flush is not Flush.SYNC and first >= 0:
-            if self._flusher is None:
-                self._flusher = Periodic("rmq-flush", self._flush_files, self.settings.flush_interval_ms / 1000)
-            self._unflushed.append(paths.commit(self.root, first))
-            self._flusher.poke()
+    def _after(self, group: Sequence[Request]) -> None:
+        landed = [request.attempt for request in group if request.settled and request.attempt is not None]
+        if landed:
+            attempt = landed[-1]
+            if len(group) > 1:
+                _ = attempt.offsets.queue, attempt.offsets.commit  # worked out once, not by every caller that wakes
+            if self.settings.flush is not Flush.SYNC:
+                if self._flusher is None:
+                    self._flusher = Periodic("rmq-flush", self._flush_files, self.settings.flush_interval_ms / 1000)
+                self._unflushed.append(paths.commit(self.root, attempt.slot))
+                self._flusher.poke()
+        if self._follower is not None:
+            self._follower.note_end(self._view.state.offset)
         if self._view.folded >= self.settings.snapshot_every_commits:
             self.snapshot()
 
@@ -372,12 +402,15 @@ class CommitLog:
         """Write a snapshot of the state as folded so far; a failure is logged, for nothing depends on it."""
         self.check_writable()
         with self._lock:
-            self._view.folded = 0
+            view = self._view
+            view.folded = 0
             try:
-                return write_snapshot(self.storage, self.root, self._view.state, self.clock.token())
+                named = [snapshot.name for snapshot in view.mark.snapshots]
+                written = write_snapshot(self.storage, self.root, view.state, self.clock.token(), named=named)
             except RmqError as error:
                 _log.warning("snapshot was not written: %s", error)
                 return None
+            return f"{paths.snapshots(self.root)}/{written.name}"
 
     def _flush_files(self) -> None:
         with self._flushing:  # `flush` returns only when a flush that is under way has ended, too
@@ -404,15 +437,15 @@ class CommitLog:
                 self._unflushed[:0] = paths_  # not durable yet, whoever asks
             raise
 
-    def _append_buffered(self, request: Request) -> AppendResult:
+    def _append_buffered(self, batch: MessageBatch) -> AppendResult:
         with self._lock:
             self._check_open()  # again, under the lock: a close in between would have flushed for the last time
             if self._committer is None:
                 seconds = self.settings.linger_ms / 1000
                 self._committer = Periodic("rmq-commit", self._commit_buffer, seconds)
             self._committer.check()
-            self._buffer.append(request.batch)
-            self._buffer_bytes += request.batch.body_bytes
+            self._buffer.append(batch)
+            self._buffer_bytes += batch.body_bytes
             full = self._buffer_bytes > self.settings.group_bytes_max
         self._committer.poke()
         if full:
@@ -437,11 +470,10 @@ class CommitLog:
 
 
 def _result(request: Request) -> AppendResult | None:
-    """What the caller of an append that landed is told; None if it did not."""
-    landed = request.landed
-    if landed is None:
+    """What the caller of a request that ended well is told; None if it did not."""
+    if not request.settled:
         return None
-    if landed.first < 0:
-        return AppendResult(landed.store_ms, repeated=True)
-    rows = landed.rows if request.files else request.batch.num_rows
-    return AppendResult(landed.store_ms, landed.repeated, landed.offsets, request.first_row, rows)
+    attempt = request.attempt
+    if attempt is None:
+        return AppendResult(None, request.repeated)
+    return AppendResult(attempt.store_ms, request.repeated, attempt.offsets, request.first_row, request.rows)

@@ -7,16 +7,16 @@ Consumers hold nothing back: RocketMQ's retention looks at age and disk only, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from rmq_spark.errors import ExistsError, NotFoundError
-from rmq_spark.log.file_reader import read_meta
-from rmq_spark.log.marks import Mark, SegmentRef, write_mark
-from rmq_spark.log.roll import collect_garbage, roll
-from rmq_spark.log.snapshot import unpack_state
-from rmq_spark.storage import paths
+from rmq_spark.errors import ExistsError, InvalidRequestError, NotFoundError
+from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, write_mark
+from rmq_spark.log.queues import Queues
+from rmq_spark.log.roll import collect_garbage, floor_snapshot, named_snapshots, roll
+from rmq_spark.log.view import LogView
 
 if TYPE_CHECKING:
     from rmq_spark.log.commit_log import CommitLog
@@ -43,6 +43,7 @@ def expire(log: CommitLog, *, scheduled: bool = False, before_ms: int | None = N
     `disk_reclaim_ratio`, as RocketMQ's cleaner. `before_ms` overrides the retention's age.
 
     Raises:
+        InvalidRequestError: the log holds state of folds that this handle does not know; nothing was changed.
         ReadOnlyError, ClosedError: this handle may not change the log.
     """
     log.check_writable()
@@ -58,14 +59,18 @@ def expire(log: CommitLog, *, scheduled: bool = False, before_ms: int | None = N
     if (due or forced) and commits.times and (commits.times[0] < limit or forced):
         roll(log, min_commits=1)  # retention drops segments, so old commits have to be in some first
     while True:
-        mark = log.refresh().mark
+        view = log.refresh()
+        mark = view.mark
         count = _expired(mark, limit if due else None, used, usage[1] if usage else 0, log)
         if not count:
             return ExpireResult(
                 segments=(), log_start=mark.log_start, forced=forced, deleted=collect_garbage(log, mark)
             )
+        dropped = mark.segments[:count]
+        _refuse_unknown_folds(view)
         try:
-            last = read_meta(log.storage, f"{paths.segments(log.root)}/{mark.segments[count - 1].name}", "segment")
+            starts = _starts_behind(log, mark, dropped)
+            snapshots = _covering_snapshots(log, mark, dropped[-1].end)
         except NotFoundError:
             if log.refresh().mark.epoch == mark.epoch:
                 raise
@@ -73,9 +78,10 @@ def expire(log: CommitLog, *, scheduled: bool = False, before_ms: int | None = N
         new = replace(
             mark,
             epoch=mark.epoch + 1,
-            log_start=mark.segments[count - 1].end,
+            log_start=dropped[-1].end,
             segments=mark.segments[count:],
-            starts=unpack_state(last.doc["state"]).queues.dump(),
+            starts=starts,
+            snapshots=snapshots,
             reason="expire",
         )
         try:
@@ -84,11 +90,42 @@ def expire(log: CommitLog, *, scheduled: bool = False, before_ms: int | None = N
             continue  # somebody maintained the log meanwhile: look again
         log.refresh()
         return ExpireResult(
-            segments=mark.segments[:count],
+            segments=dropped,
             log_start=new.log_start,
             forced=forced,
             deleted=collect_garbage(log, new),
         )
+
+
+def _refuse_unknown_folds(view: LogView) -> None:
+    """Whoever deletes records must keep what they say: the state of every fold that has some."""
+    if unknown := sorted(view.state.folds_in_use().keys() - view.state.folds.keys()):
+        raise InvalidRequestError(
+            "this process does not fold all state of the log, so it must not delete old messages; declare the folds, "
+            "or use a version of rmq-spark that knows them",
+            folds=unknown,
+        )
+
+
+def _covering_snapshots(log: CommitLog, mark: Mark, log_start: int) -> tuple[SnapshotRef, ...]:
+    """Snapshots at or behind the new start that hold every fold in use; a new one is written if there is none."""
+    used = set(log.view.state.folds_in_use())
+    kept = tuple(named for named in mark.snapshots if named.offset >= log_start)
+    told = {fold for named in kept for fold in named.folds}
+    if any(named.offset == mark.floor for named in kept) and used <= told:
+        return kept
+    at_floor = LogView(log.files, log.broker, log.view.declared)
+    at_floor.load_floor()
+    return named_snapshots(replace(mark, snapshots=kept), floor_snapshot(log, at_floor))
+
+
+def _starts_behind(log: CommitLog, mark: Mark, dropped: Sequence[SegmentRef]) -> dict[str, object]:
+    """Where each queue begins when these segments are gone: behind its last message in them."""
+    starts = Queues.load(mark.starts)
+    for segment in dropped:
+        meta = log.files.segment(segment)
+        starts.resume(meta.runs, meta.bases + meta.runs.rows)
+    return starts.dump()
 
 
 def _expired(mark: Mark, limit_ms: int | None, used: float, total: int, log: CommitLog) -> int:

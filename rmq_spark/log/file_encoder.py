@@ -1,6 +1,6 @@
-"""How files of a log are made: rows serialised and check-summed, metadata behind them. `file_format.py` reads them.
+"""Encodes files of a log: rows serialised and check-summed, then the metadata. `file_format.py` reads them.
 
-Sans-io, as that module is. A file is made piece by piece, and whoever writes it may begin before the last one is there.
+Sans-io. A file is encoded piece by piece, so that a writer can begin before the last piece exists.
 """
 
 from __future__ import annotations
@@ -8,40 +8,37 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from rmq_spark.log import ipc_file
+from rmq_spark.log import file_layout, ipc_file
 from rmq_spark.log.checksum import crc32
-from rmq_spark.log.file_format import CRC_MARK, CRC_ZEROS, SCHEMAS, U32, VERSION, pack
+from rmq_spark.log.file_format import pack
+from rmq_spark.log.file_layout import CRC_MARK, Place, newest_schema
 from rmq_spark.log.json_text import json_text
-from rmq_spark.log.second_thread import MANY_ROWS, meanwhile
 from rmq_spark.storage.base import Pieces
 
 SMALL_BYTES: Final = 24 * 1024
 """Rows up to this size are one block without a table."""
 
-_DOC_STEP: Final = 64
-"""Documents are padded with spaces to a multiple of this."""
-_DOC_LONG: Final = 4096
-_DOC_LONG_STEP: Final = 512
-"""Documents longer than `_DOC_LONG`, most of them key filter, to a multiple of this."""
-_DOC_CACHED: Final = 64 * 1024
-"""Up to this length of the document, the tail of a file with one block is copied from a template."""
+_BLOOM_LONG: Final = 4096
+"""A key filter from this length on is put into the document without the JSON encoder's search for escapes."""
+
+U32 = npt.NDArray[np.uint32]
 
 
 # ---------------------------------------------------------------- blocks
 
 
 class BlockTable(NamedTuple):
-    """What the block table says of some blocks."""
+    """Entries of the block table for some blocks."""
 
     fixed: U32
-    """Per block: rows, where its columns begin, its size, check-sum of its header."""
+    """Per block: rows, length of its header, its size, check-sum of its header."""
     sums: U32
     """Per block and column: its check-sum."""
     ends: U32
@@ -49,68 +46,62 @@ class BlockTable(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some of a file's blocks, serialised, one behind the other."""
+    """Consecutive blocks of a file, serialised."""
 
     data: memoryview | bytes
     places: list[tuple[int, int]]
     """Per block: the lengths of its header and of its columns."""
-    table: Callable[[], BlockTable] | None = None
-    """None in a file that is small enough to be read as a whole. Ask late: check-sums are made while others work."""
+    table: BlockTable | None
+    """None in a file that is small enough to be read as a whole."""
 
 
 class Blocks(NamedTuple):
-    """Rows as they go into a file, part by part; whoever asks for a part waits until it is made."""
+    """The rows of a file, serialised, in parts. A part may still be in the making: calling for it waits."""
 
     kind: str
     parts: Sequence[Callable[[], Part]]
     rows: int
     about_bytes: int
-    """They have about so many bytes together."""
+    """Approximate size of all parts."""
 
     def table(self) -> str | None:
         """The packed block table; None for a file without one."""
-        tables = [table() for part in self.parts if (table := part().table) is not None]
+        tables = [table for part in self.parts if (table := part().table) is not None]
         if not tables:
             return None
         return pack(np.concatenate([column.ravel() for column in chain(*zip(*tables, strict=True))]))
 
 
-def made(part: Part) -> Callable[[], Part]:
-    """A part for which nobody has to wait."""
-    return lambda: part
+def single_part(kind: str, part: Part, rows: int) -> Blocks:
+    """Blocks that are one part, which exists already."""
+    return Blocks(kind, [lambda: part], rows, len(part.data))
 
 
 def one_block(kind: str, message: bytes, rows: int) -> Blocks:
-    """The only block of a file, which is small: an encapsulated IPC message."""
+    """The only block of a small file: an encapsulated IPC message."""
     body = _body_at(message, 0)
-    part = Part(message, [(body, len(message) - body)])
-    return Blocks(kind, [made(part)], rows, len(message))
+    return single_part(kind, Part(message, [(body, len(message) - body)], None), rows)
 
 
 def make_blocks(kind: str, batches: Sequence[pa.RecordBatch]) -> Blocks:
-    """Make all blocks of a file at once; of many rows a second thread makes the check-sums."""
+    """Serialise all blocks of a file."""
     rows = sum(batch.num_rows for batch in batches)
-    part = make_part(kind, batches, apart=rows >= MANY_ROWS)
-    if len(batches) == 1 and len(part.data) <= SMALL_BYTES:
-        part = Part(part.data, part.places)
-    return Blocks(kind, [made(part)], rows, len(part.data))
+    if len(batches) == 1:
+        message = memoryview(batches[0].serialize())
+        if len(message) <= SMALL_BYTES:
+            return one_block(kind, bytes(message), rows)
+    return single_part(kind, make_part(kind, batches), rows)
 
 
-def make_part(kind: str, batches: Sequence[pa.RecordBatch], *, apart: bool = False) -> Part:
-    """Serialise each batch and note where its columns lie.
+def make_part(kind: str, batches: Sequence[pa.RecordBatch]) -> Part:
+    """Serialise each batch as a block, and check-sum its columns.
 
-    All of them stand in one piece of memory: few long steps, during which other threads run, not many short ones.
-
-    Args:
-        kind: of file.
-        batches: the rows of each block.
-        apart: whether a second thread makes the check-sums; else, or if it is busy, it is whoever asks for them.
+    The blocks share one piece of memory: a few long steps, during which other threads run, instead of many short ones.
     """
     data, sizes = _serialised(kind, batches)
     starts = list(accumulate(sizes, initial=0))
     bodies = [_body_at(data, start) for start in starts[:-1]]
-    rows = [batch.num_rows for batch in batches]
-    table = meanwhile(lambda: _block_table(kind, data, starts, bodies, rows), many=apart)
+    table = _block_table(kind, data, starts, bodies, [batch.num_rows for batch in batches])
     return Part(data, [(body, size - body) for body, size in zip(bodies, sizes, strict=True)], table)
 
 
@@ -132,9 +123,9 @@ def _serialised(kind: str, batches: Sequence[pa.RecordBatch]) -> tuple[memoryvie
         message = memoryview(batches[0].serialize())
         return message, [len(message)]
     sizes = [pa.ipc.get_record_batch_size(batch) for batch in batches]
-    begin, size = len(_schema_message(kind)), sum(sizes)
+    begin, size = len(file_layout.schema_message(file_layout.VERSION, kind)), sum(sizes)
     memory = pa.allocate_buffer(begin + size + len(ipc_file.END_OF_STREAM))
-    with pa.ipc.new_stream(pa.FixedSizeBufferWriter(memory), SCHEMAS[kind]) as stream:
+    with pa.ipc.new_stream(pa.FixedSizeBufferWriter(memory), newest_schema(kind)) as stream:
         for batch in batches:
             stream.write_batch(batch)
     return memoryview(memory)[begin : begin + size], sizes
@@ -157,24 +148,17 @@ def _column_ends(kind: str, data: memoryview, starts: list[int], bodies: list[in
     return ends.astype(np.uint32)
 
 
-@cache
 def _last_buffers(kind: str) -> list[int]:
     """Per column of a kind of file: the index of its last buffer in a record batch message."""
-    firsts = [buffer for _, buffer in ipc_file.column_places(SCHEMAS[kind])]
+    firsts = [buffer for _, buffer in file_layout.column_places(file_layout.VERSION, kind)]
     return [*(first - 1 for first in firsts[1:]), -1]
-
-
-@cache
-def _schema_message(kind: str) -> bytes:
-    message: bytes = SCHEMAS[kind].serialize().to_pybytes()
-    return message
 
 
 # ---------------------------------------------------------------- files
 
 
 class Tail(NamedTuple):
-    """What stands behind a file's blocks."""
+    """The last piece of a file: what follows its blocks."""
 
     data: bytes
     doc: dict[str, Any]
@@ -185,14 +169,14 @@ class Tail(NamedTuple):
 
 
 class Encoded(Pieces):
-    """A file ready to be written, as its pieces in order; whoever asks for one waits until it is made.
+    """A file ready to be written, as its pieces in order. Iterating waits for pieces that are still in the making.
 
     Args:
         blocks: the rows.
-        doc: what the metadata document says beside them.
+        doc: entries of the metadata document beside those of the format itself.
     """
 
-    def __init__(self, blocks: Blocks, doc: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, blocks: Blocks, doc: dict[str, Any]) -> None:
         self._blocks = blocks
         self._doc = doc
         self._tail: Tail | None = None
@@ -200,43 +184,43 @@ class Encoded(Pieces):
 
     def __iter__(self) -> Iterator[memoryview | bytes]:
         """The pieces in order."""
-        yield _head(self._blocks.kind)[0]
+        yield file_layout.head(file_layout.VERSION, self._blocks.kind)[0]
         for part in self._blocks.parts:
             yield part().data
         yield self.tail.data
 
     @property
-    def made(self) -> bool:
-        """Whether the last piece is there. Before it is, nobody can have created the file."""
+    def complete(self) -> bool:
+        """Whether all pieces exist. Until they do, no storage can have created the file."""
         return self._tail is not None
 
     @property
     def tail(self) -> Tail:
-        """The last piece, with what is known when it is."""
-        # Not a `cached_property`: Python 3.11 makes all of a class wait for the one that is being worked out.
+        """The last piece; waits for all parts, whose check-sums it holds."""
+        # Not a `cached_property`: that of Python 3.11 locks all objects of the class while one is computed.
         if self._tail is None:
             self._tail = self._make_tail()
         return self._tail
 
     def _make_tail(self) -> Tail:
-        blocks = self._blocks
-        doc = {"v": VERSION, "kind": blocks.kind, "rows": blocks.rows, **self._doc()}
+        blocks, version = self._blocks, file_layout.VERSION
+        doc = {"v": version, "kind": blocks.kind, "rows": blocks.rows, **self._doc}
         table = blocks.table()
         if table is not None:
             doc["blocks"] = table
         text = _document_text(doc)
         digest = hashlib.blake2b(text, digest_size=16).hexdigest()
-        head, crc = _head(blocks.kind)
+        head, crc = file_layout.head(version, blocks.kind)
         at = len(head)
-        places = []
-        for ask in blocks.parts:
-            part = ask()
+        places: list[Place] = []
+        for make in blocks.parts:
+            part = make()
             for header, body in part.places:
                 places.append((at, header, body))
                 at += header + body
             if table is None:
                 crc = crc32(part.data, crc)
-        tail = _tail(blocks.kind, text, digest, places)
+        tail = file_layout.make_tail(version, blocks.kind, text, digest, places)
         digits_at = tail.rfind(CRC_MARK) + len(CRC_MARK)
         tail[digits_at : digits_at + 8] = b"%08x" % crc32(tail, crc)
         return Tail(bytes(tail), doc, digest, at + len(tail))
@@ -244,49 +228,14 @@ class Encoded(Pieces):
 
 def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
     """Return the file of `blocks` with the metadata document `doc`."""
-    return Encoded(blocks, lambda: doc)
+    return Encoded(blocks, doc)
 
 
 def _document_text(doc: dict[str, Any]) -> bytes:
-    """The document as it stands in the file, padded so that there are few lengths, and a footer to copy for each."""
-    keys = doc.get("bloom", "")
-    if len(keys) < _DOC_LONG:
-        text = json_text(doc)
-    else:  # base64 has nothing to escape, and looking for that would take as long as all the rest
-        rest = {name: value for name, value in doc.items() if name != "bloom"}
-        text = b'%b,"bloom":"%b"}' % (json_text(rest)[:-1], keys.encode())
-    return text + b" " * (-len(text) % (_DOC_STEP if len(text) <= _DOC_LONG else _DOC_LONG_STEP))
-
-
-@cache
-def _head(kind: str) -> tuple[bytes, int]:
-    """How every file of a kind begins, the magic and the bare schema, and the CRC-32 of that."""
-    head = ipc_file.HEAD + _schema_message(kind)
-    return head, crc32(head)
-
-
-def _tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int, int]]) -> bytearray:
-    """What follows the blocks: the end-of-stream mark and the footer, with zeros for the CRC's digits."""
-    if len(places) > 1 or len(text) > _DOC_CACHED:
-        return bytearray(_make_tail(kind, text, digest, places))
-    template, text_at, digest_at, place_at = _tail_template(kind, len(text), len(places))
-    tail = bytearray(template)
-    tail[text_at : text_at + len(text)] = text
-    tail[digest_at : digest_at + 32] = digest.encode()
-    for place in places:
-        ipc_file.BLOCK.pack_into(tail, place_at, *place)
-    return tail
-
-
-@lru_cache(128)
-def _tail_template(kind: str, length: int, blocks: int) -> tuple[bytes, int, int, int]:
-    """A tail with a document of `length` bytes, and where the document, its digest and the block's place go."""
-    text, digest = b"\x03" * length, "\x04" * 32
-    tail = _make_tail(kind, text, digest, [(0, 0, 0)] * blocks)
-    place_at = len(ipc_file.END_OF_STREAM) + ipc_file.BLOCKS_START
-    return tail, tail.index(text), tail.index(digest.encode()), place_at
-
-
-def _make_tail(kind: str, text: bytes, digest: str, places: list[tuple[int, int, int]]) -> bytes:
-    schema = SCHEMAS[kind].with_metadata({"rmq.doc": text, "rmq.digest": digest, "rmq.file": CRC_MARK + CRC_ZEROS})
-    return ipc_file.END_OF_STREAM + ipc_file.frame(ipc_file.footer(schema.serialize(), places))
+    """The document as it stands in the file."""
+    bloom = doc.get("bloom", "")
+    if len(bloom) < _BLOOM_LONG:
+        return file_layout.padded(json_text(doc))
+    # base64 has nothing to escape, and searching it for that would take as long as all the rest.
+    rest = {name: value for name, value in doc.items() if name != "bloom"}
+    return file_layout.padded(b'%b,"bloom":"%b"}' % (json_text(rest)[:-1], bloom.encode()))

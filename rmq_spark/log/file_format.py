@@ -25,7 +25,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -33,40 +33,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, UnsupportedVersionError
-from rmq_spark.log import ipc_file
-from rmq_spark.log import schema as columns
+from rmq_spark.log import file_layout, ipc_file
 from rmq_spark.log.checksum import crc32
-from rmq_spark.log.message_batch import Runs
+from rmq_spark.log.file_layout import CRC_MARK, CRC_ZEROS
+from rmq_spark.log.run_index import Runs
 
-VERSION: Final = 1
 TAIL_BYTES: Final = 64 * 1024
-"""What is read of a file to learn its metadata; smaller files come whole with it."""
+"""How much is read of a file to learn its metadata; smaller files are read as a whole by that."""
 
-MARK_SCHEMA: Final = pa.schema(
-    [
-        pa.field("name", pa.string()),
-        pa.field("first", pa.int64()),
-        pa.field("end", pa.int64()),
-        pa.field("bytes", pa.int64()),
-        pa.field("minTimestamp", columns.TIMESTAMP),
-        pa.field("maxTimestamp", columns.TIMESTAMP),
-        pa.field("digest", pa.string()),
-    ]
-)
-SNAPSHOT_SCHEMA: Final = pa.schema([pa.field("name", pa.string()), pa.field("payload", pa.binary())])
-
-SCHEMAS: Final = {
-    "commit": columns.ROWS,
-    "rows": columns.ROWS,
-    "segment": columns.SEGMENT,
-    "mark": MARK_SCHEMA,
-    "snapshot": SNAPSHOT_SCHEMA,
-}
-"""Columns by kind of file; a file with any other columns is foreign or damaged."""
-
-CRC_MARK: Final = b"\x02crc32:"  # a control character: JSON escapes it, so the document cannot hold it
-CRC_ZEROS: Final = b"00000000"
-_EOS_BYTES: Final = 8
+_EOS_BYTES: Final = len(ipc_file.END_OF_STREAM)
 
 U32 = npt.NDArray[np.uint32]
 
@@ -124,7 +99,14 @@ class FileMeta:
         self.kind: str = doc["kind"]
         self.rows: int = doc["rows"]
         self.whole: bytes | None = None
-        """The file's bytes when it was small enough to come with its tail."""
+        """The file's bytes, when it was small enough to be read together with its tail."""
+        self.only_block: file_layout.Place | None = None
+        """Where the only block of a file with one lies, if its tail has the layout of `file_layout`."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the file, by its format version and kind."""
+        return file_layout.SCHEMAS[self.doc["v"]][self.kind]
 
     @property
     def tail_bytes(self) -> int:
@@ -135,8 +117,10 @@ class FileMeta:
     def runs(self) -> Runs:
         """The run index."""
         doc = self.doc
-        flat = unpack(doc["runs"], "i4").reshape(3, -1)
-        return Runs(doc["topics"], flat[0], flat[1], flat[2], unpack(doc["tagn"], "i4"), unpack(doc["tags"], "i4"))
+        packed = doc["runs"], doc["tagn"], doc["tags"]
+        if len(doc["runs"]) <= _SMALL_RUNS:
+            return Runs(doc["topics"], *_small_run_arrays(*packed))
+        return Runs(doc["topics"], *_run_arrays(*packed))
 
     @cached_property
     def bases(self) -> npt.NDArray[np.int64]:
@@ -156,7 +140,7 @@ class FileMeta:
             none = np.empty((len(rows), 0), np.uint32)
             numbers = np.array(rows, np.uint32)
             return _Places(numbers, numbers * 0, numbers * 0 + self.size, numbers * 0, none, none)
-        width = len(SCHEMAS[self.kind])
+        width = len(self.schema)
         flat = unpack(self.doc["blocks"], "u4")
         count = len(flat) // (4 + 2 * width)
         fixed = flat[: 4 * count].reshape(count, 4)
@@ -184,6 +168,19 @@ class FileMeta:
         return CorruptDataError(problem, file=self.path, **context)
 
 
+_SMALL_RUNS: Final = 32
+"""Length of the packed run index of a file with one or two runs."""
+
+
+def _run_arrays(runs: str, tag_counts: str, tag_codes: str) -> tuple[npt.NDArray[np.int32], ...]:
+    topic, queue, rows = unpack(runs, "i4").reshape(3, -1)
+    return topic, queue, rows, unpack(tag_counts, "i4"), unpack(tag_codes, "i4")
+
+
+_small_run_arrays = lru_cache(4096)(_run_arrays)
+"""Most small commits share their run index with many others. The arrays are read-only."""
+
+
 class NeedMoreError(Exception):
     """The tail that was read does not hold the whole footer; `length` bytes would."""
 
@@ -207,11 +204,13 @@ def parse(path: str, tail: bytes, size: int) -> FileMeta:
         raise CorruptDataError("footer length is out of bounds", file=path, footer=footer, size=size)
     if footer + 16 > len(tail):  # Arrow's reader wants the opening magic's six bytes in front of the footer
         raise NeedMoreError(footer + 16)
-    try:
-        schema = pa.ipc.open_file(pa.BufferReader(tail)).schema
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptDataError("footer cannot be parsed", file=path, reason=str(error)) from error
-    meta = _document(path, schema, size, size - 10 - footer - _EOS_BYTES)
+    data_end = size - 10 - footer - _EOS_BYTES
+    fields = file_layout.match_tail(tail, len(tail) - size + data_end)
+    if fields is not None:  # then the columns are those of the format, byte by byte
+        meta = FileMeta(path, _document(path, fields.text, fields.digest), fields.digest.decode(), size, data_end)
+        meta.only_block = fields.places[0] if fields.places else None
+    else:
+        meta = _parse_arrow_footer(path, tail, size, data_end)
     if len(tail) == size:
         _check_outside(meta, tail)
         meta.whole = tail
@@ -262,7 +261,7 @@ def check_column(meta: FileMeta, block: int, column: int, data: memoryview) -> N
         CorruptDataError: their check-sum is wrong.
     """
     if crc32(data) != meta.places.sums[block, column]:
-        raise meta.corrupt("column check-sum is wrong", block=block, column=SCHEMAS[meta.kind].names[column])
+        raise meta.corrupt("column check-sum is wrong", block=block, column=meta.schema.names[column])
 
 
 def _check_outside(meta: FileMeta, data: bytes) -> None:
@@ -281,21 +280,33 @@ def _check_outside(meta: FileMeta, data: bytes) -> None:
         raise meta.corrupt("file check-sum is wrong", size=len(data))
 
 
-def _document(path: str, schema: pa.Schema, size: int, data_end: int) -> FileMeta:
+def _parse_arrow_footer(path: str, tail: bytes, size: int, data_end: int) -> FileMeta:
+    """The metadata of a file whose footer may have any layout that Arrow allows."""
+    try:
+        schema = pa.ipc.open_file(pa.BufferReader(tail)).schema
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptDataError("footer cannot be parsed", file=path, reason=str(error)) from error
     metadata = schema.metadata or {}
-    text = metadata.get(b"rmq.doc")
-    digest = metadata.get(b"rmq.digest")
+    text, digest = metadata.get(b"rmq.doc"), metadata.get(b"rmq.digest")
     if text is None or digest is None:
         raise CorruptDataError("an Arrow file, but not one of a log", file=path)
-    actual = hashlib.blake2b(text, digest_size=16).hexdigest()
-    if digest.decode("latin-1") != actual:
-        raise CorruptDataError("metadata check-sum is wrong", file=path)
-    doc = json.loads(text)
-    if doc.get("v") != VERSION:
-        raise UnsupportedVersionError(
-            "file has another format version; upgrade rmq-spark", file=path, version=doc.get("v"), known=VERSION
-        )
-    expected = SCHEMAS.get(doc["kind"])
+    doc = _document(path, text, digest)
+    expected = file_layout.SCHEMAS[doc["v"]].get(doc["kind"])
     if expected is None or not schema.equals(expected):
         raise CorruptDataError("columns are not those of the format", file=path, kind=doc["kind"])
-    return FileMeta(path, doc, actual, size, data_end)
+    return FileMeta(path, doc, digest.decode(), size, data_end)
+
+
+def _document(path: str, text: bytes, digest: bytes) -> dict[str, Any]:
+    """The metadata document, checked against its digest; its version is known."""
+    if digest != hashlib.blake2b(text, digest_size=16).hexdigest().encode():
+        raise CorruptDataError("metadata check-sum is wrong", file=path)
+    doc: dict[str, Any] = json.loads(text)
+    if doc.get("v") not in file_layout.SCHEMAS:
+        raise UnsupportedVersionError(
+            "file has another format version; upgrade rmq-spark",
+            file=path,
+            version=doc.get("v"),
+            known=sorted(file_layout.SCHEMAS),
+        )
+    return doc

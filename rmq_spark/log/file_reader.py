@@ -6,7 +6,6 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 import numpy as np
@@ -14,7 +13,6 @@ import pyarrow as pa
 
 from rmq_spark.log import ipc_file
 from rmq_spark.log.file_format import (
-    SCHEMAS,
     TAIL_BYTES,
     FileMeta,
     NeedMoreError,
@@ -24,6 +22,7 @@ from rmq_spark.log.file_format import (
     check_whole,
     parse,
 )
+from rmq_spark.log.file_layout import column_places, newest_schema
 from rmq_spark.storage.base import Storage
 
 READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
@@ -105,7 +104,7 @@ class FileReader:
     def __init__(self, storage: Storage, meta: FileMeta) -> None:
         self._storage = storage
         self._meta = meta
-        self._schema = SCHEMAS[meta.kind]
+        self._schema = meta.schema
         self._names, self._types = self._schema.names, self._schema.types
         self.bytes_read = 0
         """Bytes fetched of blocks (metadata not counted)."""
@@ -117,6 +116,10 @@ class FileReader:
             CorruptDataError: a column's check-sum is wrong; none of its values is returned.
             NotFoundError: the file is gone.
         """
+        absent = set(names).difference(self._names)
+        if absent:
+            yield from self._read_with_nulls(blocks, names, absent)
+            return
         wanted = [self._schema.get_field_index(name) for name in names]
         if "blocks" not in self._meta.doc:
             yield from ((block, self._only_block().select(wanted)) for block in blocks)
@@ -133,6 +136,19 @@ class FileReader:
                 for block, pieces in zip(group, self._fetch_columns(group, wanted), strict=True):
                     yield block, self._assemble(block, pieces, wanted)
             at += len(group)
+
+    def _read_with_nulls(
+        self, blocks: Sequence[int], names: Sequence[str], absent: set[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """As `read_blocks`; columns that the file's format version does not have are null."""
+        newest = newest_schema(self._meta.kind)
+        present = [name for name in names if name not in absent]
+        for block, batch in self.read_blocks(blocks, present):
+            rows = int(self._meta.places.rows[block])
+            columns = [
+                pa.nulls(rows, newest.field(name).type) if name in absent else batch.column(name) for name in names
+            ]
+            yield block, pa.RecordBatch.from_arrays(columns, names=list(names))
 
     def read_stretches(
         self, blocks: Sequence[int], names: Sequence[str], rows_max: int | None = None
@@ -165,7 +181,8 @@ class FileReader:
             sizes: list[int] = places.size.tolist()
             return sizes
         widths = np.diff(places.ends.astype(np.int64), axis=1, prepend=0)
-        wanted: list[int] = widths[:, [self._schema.get_field_index(name) for name in names]].sum(axis=1).tolist()
+        stored = [self._names.index(name) for name in names if name in self._names]
+        wanted: list[int] = widths[:, stored].sum(axis=1).tolist()
         return wanted
 
     def _only_block(self) -> pa.RecordBatch:
@@ -180,8 +197,12 @@ class FileReader:
         elif not self.bytes_read:
             self.bytes_read = len(data)
         try:
-            batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
-        except (pa.ArrowException, OSError, ValueError) as error:
+            if meta.only_block is None:
+                batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
+            else:
+                start, header, body = meta.only_block
+                batch = pa.ipc.read_record_batch(pa.py_buffer(data).slice(start, header + body), self._schema)
+        except (pa.ArrowException, IndexError, OSError, ValueError) as error:
             raise meta.corrupt("rows cannot be parsed", reason=str(error)) from error
         if batch.num_rows != meta.rows:
             raise meta.corrupt("file has another number of rows than its metadata says")
@@ -257,7 +278,7 @@ class FileReader:
             nodes, buffers = (pairs.tolist() for pairs in ipc_file.nodes_and_buffers(header))
         except _PARSING as error:
             raise meta.corrupt("block cannot be parsed", block=block, reason=str(error)) from error
-        first = _column_places(meta.kind)
+        first = column_places(meta.doc["v"], meta.kind)
         arrays: dict[int, pa.Array] = {}
         at = 0
         for column in sorted(wanted):
@@ -289,11 +310,6 @@ class FileReader:
         if batch.num_rows != int(meta.places.rows[block]):
             raise meta.corrupt("block has another number of rows than its table says", block=block)
         return batch.select(wanted)
-
-
-@cache
-def _column_places(kind: str) -> list[tuple[int, int]]:
-    return ipc_file.column_places(SCHEMAS[kind])
 
 
 def _join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -13,68 +13,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import islice
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import OutcomeUnknownError
-from rmq_spark.log.append import Attempt, Expect, Landed
-from rmq_spark.log.folds import SinkMark
-from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.rows import RowFile
+from rmq_spark.log.request import Request
 from rmq_spark.model.settings import LogSettings
 
 LEAVE_TRIES = 100
-
-
-@dataclass(eq=False)
-class Request:
-    """One caller's append."""
-
-    batch: MessageBatch
-    expect: Expect | None = None
-    app: SinkMark | None = None
-    files: Sequence[RowFile] = ()
-    earlier: Request | None = None
-    """An append of the same rows whose caller does not know how it ended."""
-    first_row: int = 0
-    """Where its rows begin in the merged commit."""
-    landed: Landed | None = None
-    error: BaseException | None = None
-    attempt: Attempt | None = None
-    """The attempt that landed it, or may have."""
-    latch: threading.Lock | None = None
-    """Held until it is done or has to lead; only those that wait have one. A tenth of the cost of an `Event`."""
-    group: Sequence[Request] = ()
-    """Of the one who leads: what it took out of the queue to be committed at once."""
-    follower: Request | None = None
-    """Who is woken by this one's caller as soon as it is awake itself."""
-    gone: bool = False
-    """Whether its caller was interrupted before anybody woke it."""
-
-    @property
-    def alone(self) -> bool:
-        """Whether it needs a commit of its own: a failing condition must not fail the others."""
-        return bool(self.expect or self.app or self.files or self.earlier)
-
-    @property
-    def key(self) -> object:
-        """What tells that a caller appends the same thing again: the batch object, or the files' names."""
-        return tuple(file.name for file in self.files) if self.files else id(self.batch)
-
-    def wake(self) -> None:
-        """Let its caller go on; each caller waits once. To be called under the group's lock."""
-        latch = self.latch
-        if latch is not None:
-            if latch.locked():
-                latch.release()
-            self.latch = None  # last: whoever is interrupted before it may wake again
-
-    @property
-    def done(self) -> bool:
-        """Whether its outcome is known."""
-        return self.landed is not None or self.error is not None
 
 
 class GroupCommit:
@@ -204,7 +151,7 @@ class GroupCommit:
         for request in self._queue:
             if request.alone:
                 break
-            rows, size = rows + request.batch.num_rows, size + request.batch.body_bytes
+            rows, size = rows + request.weight[0], size + request.weight[1]
             if count and (rows > self._settings.group_rows_max or size > self._settings.group_bytes_max):
                 break
             count += 1

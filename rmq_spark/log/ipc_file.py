@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -96,12 +96,50 @@ def column_array(
     return pa.Array.from_buffers(type_, length, mine, nulls, 0, children or None)
 
 
+class HeaderLayout(NamedTuple):
+    """Where the numbers stand in the header of a record batch message. Messages of one schema share it."""
+
+    size: int
+    """Length of the header; the body begins there."""
+    body_length_at: int
+    length_at: int
+    """Where the number of rows stands."""
+    nodes_at: int
+    nodes: int
+    """How many nodes there are: pairs of rows and nulls."""
+    buffers_at: int
+    buffers: int
+    """How many buffers there are: pairs of place and length."""
+
+
+def header_layout(message: bytes) -> HeaderLayout:
+    """The layout of an encapsulated record batch message's header."""
+    view = memoryview(message)[8:]
+    table = struct.unpack_from("<I", view, 0)[0]
+    batch = _header(view)
+    nodes_at, nodes = _vector(view, _field(view, batch, 1))
+    buffers_at, buffers = _vector(view, _field(view, batch, 2))
+    return HeaderLayout(
+        size=8 + struct.unpack_from("<i", message, 4)[0],
+        body_length_at=8 + _field(view, table, 3),
+        length_at=8 + _field(view, batch, 0),
+        nodes_at=8 + nodes_at + 4,
+        nodes=nodes,
+        buffers_at=8 + buffers_at + 4,
+        buffers=buffers,
+    )
+
+
+def _field(view: memoryview, table: int, index: int) -> int:
+    """Where a field of a flatbuffer table stands."""
+    vtable = table - struct.unpack_from("<i", view, table)[0]
+    return int(table + struct.unpack_from("<H", view, vtable + 4 + 2 * index)[0])
+
+
 def _fields(view: memoryview) -> tuple[int, int]:
     """Where a record batch's flatbuffer has the offsets that lead to its nodes and to its buffers."""
     batch = _header(view)
-    vtable = batch - struct.unpack_from("<i", view, batch)[0]
-    nodes, buffers = struct.unpack_from("<2H", view, vtable + 4 + 2 * 1)  # fields 1 and 2 of RecordBatch
-    return batch + nodes, batch + buffers
+    return _field(view, batch, 1), _field(view, batch, 2)
 
 
 def _vector(view: memoryview, place: int) -> tuple[int, int]:
@@ -119,8 +157,7 @@ def _pairs(view: memoryview, place: int) -> npt.NDArray[np.int64]:
 def _header(view: memoryview) -> int:
     """Where the header table (`Schema`, `RecordBatch`) of a `Message` flatbuffer stands."""
     table = struct.unpack_from("<I", view, 0)[0]
-    vtable = table - struct.unpack_from("<i", view, table)[0]
-    header = table + struct.unpack_from("<H", view, vtable + 4 + 2 * 2)[0]  # field 2 of Message is `header`
+    header = _field(view, table, 2)  # field 2 of Message is `header`
     return int(header + struct.unpack_from("<I", view, header)[0])
 
 

@@ -22,7 +22,7 @@ def plain_text(doc: dict[str, Any]) -> bytes:
     return _JSON.encode(doc).encode()
 
 
-def _find() -> Callable[[dict[str, Any]], bytes]:
+def _choose() -> Callable[[dict[str, Any]], bytes]:
     try:
         import orjson  # an extra: the core works without it
     except ImportError:
@@ -30,14 +30,14 @@ def _find() -> Callable[[dict[str, Any]], bytes]:
 
     def text(doc: dict[str, Any]) -> bytes:
         try:
-            found = orjson.dumps(doc)
+            data = orjson.dumps(doc)
         except orjson.JSONEncodeError:  # half a surrogate pair, or a number of over 64 bits
             return plain_text(doc)
-        # It escapes less, which is seldom needed.
-        return found if found.isascii() and _DELETE not in found else plain_text(doc)
+        # orjson escapes fewer characters than json; few documents hold any of these.
+        return data if data.isascii() and _DELETE not in data else plain_text(doc)
 
     return text
 
 
-json_text: Final = _find()
+json_text: Final = _choose()
 """A document as it stands in a file."""

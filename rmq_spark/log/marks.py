@@ -17,16 +17,31 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from rmq_spark.log import file_encoder, file_format
+from rmq_spark.log import file_encoder, file_layout
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.queues import Queues
-from rmq_spark.log.state import GENESIS
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
+
+GENESIS: Final = "0" * 32
+"""What the first commit and the first mark name as their predecessor's digest."""
+
+
+class SnapshotRef(NamedTuple):
+    """A snapshot that a mark names."""
+
+    name: str
+    """File name in `snapshots/`."""
+    offset: int
+    """It holds the state before this offset."""
+    digest: str
+    """Digest of the snapshot file's own metadata."""
+    folds: tuple[str, ...]
+    """Names of the folds that it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +80,9 @@ class Mark:
     """Live segments, ascending, without gaps from `log_start` to `floor`."""
     starts: dict[str, Any] = field(default_factory=lambda: Queues().dump())
     """Dump of the queues' state at `log_start`: where each queue now begins."""
+    snapshots: tuple[SnapshotRef, ...] = ()
+    """The state at the floor, and older snapshots that hold folds which that one lacks. Part of the log: kept for as
+    long as a mark names them. Empty in format version 1, where the last segment carries the state."""
     reason: str = ""
     """What made it: roll, expire, collect, recover."""
     digest: str = GENESIS
@@ -84,7 +102,7 @@ def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
         raise meta.corrupt("not the mark that its name says", epoch=doc["epoch"])
     segments: list[SegmentRef] = []
     reader = FileReader(storage, meta)
-    for _, batch in reader.read_blocks(range(len(meta.places.rows)), file_format.MARK_SCHEMA.names):
+    for _, batch in reader.read_blocks(range(len(meta.places.rows)), file_layout.MARK_SCHEMA.names):
         times = [batch.column(index).cast(pa.int64()).to_pylist() for index in (4, 5)]
         plain = [batch.column(index).to_pylist() for index in (0, 1, 2, 3, 6)]
         for name, first, end, size, digest, low, high in zip(*plain, *times, strict=True):
@@ -98,6 +116,9 @@ def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
         log_start=doc["log_start"],
         segments=tuple(segments),
         starts=json.loads(doc["starts"]),
+        snapshots=tuple(
+            SnapshotRef(named[0], named[1], named[2], tuple(named[3])) for named in doc.get("snapshots", ())
+        ),
         reason=doc["reason"],
         digest=meta.digest,
     )
@@ -118,7 +139,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
         "maxTimestamp": [segment.max_ms for segment in mark.segments],
         "digest": [segment.digest for segment in mark.segments],
     }
-    schema = file_format.MARK_SCHEMA
+    schema = file_layout.MARK_SCHEMA
     batch = pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
     doc = {
         "epoch": mark.epoch,
@@ -126,6 +147,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
         "floor_digest": mark.floor_digest,
         "log_start": mark.log_start,
         "starts": json.dumps(mark.starts, separators=(",", ":")),
+        "snapshots": [list(named) for named in mark.snapshots],
         "reason": mark.reason,
         "prev": previous.digest,
         "nonce": nonce,

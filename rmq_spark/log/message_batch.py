@@ -1,40 +1,24 @@
-"""Messages on their way into the log: as Python values or as Arrow, merged, checked, sorted into runs.
-
-A run is one queue's rows within a file: contiguous, in the order they were given. Everything here works on
-whole columns; the only Python loops are over distinct topics and tags.
-"""
+"""Messages to append, as Python values or as Arrow columns: checked against RocketMQ's limits, and merged."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.permute import BODY, Mover, is_constant
-from rmq_spark.log.tag_codes import TAGS_PER_RUN_MAX, tag_codes
-from rmq_spark.model import java_hash, names
+from rmq_spark.log.schema import Row
+from rmq_spark.model import names
 
-Row = tuple[Any, ...]
-"""One message: its values in the order of `schema.ROWS`."""
+BODY: Final = schema.ROWS.get_field_index("body")
+"""Where the body stands in a `Row`."""
 
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
-
-_TAGS: Final = schema.ROWS.get_field_index("tags")
 _STRUCT: Final = pa.struct(list(schema.ROWS))
-_ZERO: Final = np.frombuffer(bytes(4), np.int32)
-_NOT_NEEDED: Final = np.zeros(1, np.int32)  # as the codes of an only value: it is added to arrays of any length
-_ONE: Final = np.frombuffer((1).to_bytes(4, sys.byteorder), np.int32)
 
 
 class MessageBatch:
@@ -130,15 +114,22 @@ class MessageBatch:
 
     @property
     def body_bytes(self) -> int:
-        """Roughly what it weighs, for the limits of a group commit."""
+        """Approximate size in bytes, for the limits of a group commit."""
         if self._rows is not None:
             return sum(len(row[BODY]) for row in self._rows)
         return int(self._arrow().nbytes)
 
     @property
     def rows(self) -> list[Row] | None:
-        """The messages as tuples in the order of `schema.ROWS`, if that is how they came."""
+        """The messages as Python rows; None for a batch of Arrow columns."""
         return self._rows
+
+    def topics(self) -> list[str]:
+        """The distinct topics of its messages."""
+        if self._rows is not None:
+            return list(dict.fromkeys(row[0] for row in self._rows))
+        topics: list[str] = pc.unique(self._arrow().column("topic")).to_pylist()
+        return topics
 
     def record_batch(self) -> pa.RecordBatch:
         """The rows as one record batch of `schema.ROWS`."""
@@ -160,8 +151,6 @@ class MessageBatch:
 
     def _check(self) -> None:
         """Refuse rows that RocketMQ would refuse, naming the first bad one."""
-        from rmq_spark.log.folds import FOLD_TOPICS  # folds stand on the run index of this module
-
         table = self.table()
         if table.num_rows == 0:
             return
@@ -169,7 +158,7 @@ class MessageBatch:
             _refuse(table, pc.is_null(table[name]), f"{name} is null")
         for topic in pc.unique(table["topic"]).to_pylist():
             names.check_topic(topic)
-            if topic in FOLD_TOPICS:
+            if topic in names.STATE_TOPICS:
                 raise InvalidRequestError("state messages are appended one by one, not as a table", topic=topic)
         _refuse(table, pc.less(table["queueId"], 0), "queueId is negative")
         _refuse(table, pc.greater_equal(table["queueId"], names.QUEUES_MAX), "queueId is over 65535")
@@ -177,107 +166,6 @@ class MessageBatch:
         sizes = _property_bytes(table)
         if sizes is not None:
             _refuse(table, pc.greater(sizes, names.PROPERTIES_BYTES_MAX), "properties are over 32767 bytes")
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """The run index: one entry for each queue's rows in a file, in row order."""
-
-    topics: list[str]
-    """Distinct topics of the file, sorted."""
-    topic: I32
-    """Per run: index into `topics`."""
-    queue: I32
-    """Per run: queue id."""
-    rows: I32
-    """Per run: number of rows."""
-    tag_counts: I32
-    """Per run: how many codes of `tag_codes` are its own; -1 when it has too many to list."""
-    tag_codes: I32
-    """Distinct tag hash codes of the runs, concatenated; 0 stands for messages without a tag."""
-
-    def first_rows(self) -> I64:
-        """Per run: index of its first row in the file."""
-        ends: I64 = np.cumsum(self.rows, dtype=np.int64)
-        return ends - self.rows
-
-
-def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | None]:
-    """Return the rows stably sorted by (topic, queueId), their run index, and the number that each had in `batch`."""
-    found = find_order(batch)
-    moved = batch if found.order is None else Mover(batch).take(found.order)
-    return moved, found.runs(batch.column("tags")), found.order
-
-
-class Sorted(NamedTuple):
-    """Rows sorted by (topic, queueId), as far as these tell; their tags have not been looked at."""
-
-    topics: list[str]
-    topic: I32
-    queue: I32
-    rows: I32
-    order: I64 | None
-    """Number of each sorted row among the given ones; None when they are sorted already."""
-
-    def runs(self, tags: pa.StringArray) -> Runs:
-        """The run index, given the tags of the rows as they came."""
-        counts, codes = tag_codes(tags, self.order, self.rows)
-        return Runs(self.topics, self.topic, self.queue, self.rows, counts, codes)
-
-
-def find_order(batch: pa.RecordBatch) -> Sorted:
-    """Which row goes where when the rows are stably sorted by (topic, queueId), and what runs that gives."""
-    count = batch.num_rows
-    if count == 0:
-        none = np.empty(0, np.int32)
-        return Sorted([], none, none, none, None)
-    topics, topic = _sorted_dictionary(batch.column("topic"))
-    queue = batch.column("queueId").to_numpy(zero_copy_only=False)
-    if len(topics) == 1 and queue[0] == queue[-1] and (queue == queue[0]).all():
-        return Sorted(topics, _ZERO, queue[:1].copy(), np.array([count], np.int32), None)
-    # With one topic, which most batches have, the queue alone tells rows apart.
-    group = queue if len(topics) == 1 else topic.astype(np.int64) << 32 | queue
-    order = None
-    if np.any(group[1:] < group[:-1]):
-        order = _stable_order(topic, queue, len(topics), group)
-        group = group[order]
-    steps = np.flatnonzero(group[1:] != group[:-1])
-    starts = np.concatenate(([0], steps + 1))
-    rows = np.diff(starts, append=count).astype(np.int32)
-    heads = group[starts].astype(np.int64)
-    return Sorted(topics, (heads >> 32).astype(np.int32), (heads & 0xFFFFFFFF).astype(np.int32), rows, order)
-
-
-def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:
-    """As `sort_into_runs`, for the few messages of a group commit that came as Python values."""
-    if len(rows) == 1:
-        topic, queue_id, tags = rows[0][0], rows[0][1], rows[0][_TAGS]
-        return rows, _one_run(topic, queue_id, tags or ""), None
-    order = None
-    places = [(row[0], row[1]) for row in rows]
-    if any(place > after for place, after in pairwise(places)):
-        given = sorted(range(len(rows)), key=places.__getitem__)
-        rows = [rows[index] for index in given]
-        order = np.array(given, np.int64)
-    topics = sorted({place[0] for place in places})
-    topic, queue, count, tag_counts, tag_codes = [], [], [], [], []
-    for place, group in groupby(rows, key=lambda row: (row[0], row[1])):
-        members = list(group)
-        topic.append(topics.index(place[0]))
-        queue.append(place[1])
-        count.append(len(members))
-        codes = {java_hash.java_hash(row[_TAGS] or "") for row in members}
-        tag_counts.append(len(codes) if len(codes) <= TAGS_PER_RUN_MAX else -1)
-        tag_codes += sorted(codes) if len(codes) <= TAGS_PER_RUN_MAX else []
-    numbers = [np.array(values, np.int32) for values in (topic, queue, count, tag_counts, tag_codes)]
-    return rows, Runs(topics, *numbers), order
-
-
-@lru_cache(4096)
-def _one_run(topic: str, queue_id: int, tags: str) -> Runs:
-    """The run index of one message; most messages share theirs with many others."""
-    code = java_hash.java_hash(tags)
-    return Runs([topic], _ZERO, np.array([queue_id], np.int32), _ONE, _ONE, np.array([code], np.int32))
 
 
 @lru_cache(4096)
@@ -311,31 +199,6 @@ def _check_numbers(flag: int, sys_flag: int, reconsume_times: int, born_ms: int)
 def to_record_batch(rows: list[Row]) -> pa.RecordBatch:
     """Rows as a record batch; one conversion of structs costs a fifth of twelve conversions of columns."""
     return pa.RecordBatch.from_struct_array(pa.array(rows, _STRUCT))
-
-
-def _stable_order(topic: I32, queue: I32, topics: int, group: I64) -> I64:
-    # numpy sorts 16-bit integers by radix: several times faster than its merge sort of 64-bit ones.
-    width = int(queue.max()) + 1
-    key: npt.NDArray[Any]
-    if topics * width <= 65_536:
-        key = (topic * width + queue).astype(np.uint16)
-    else:
-        distinct, code = np.unique(group, return_inverse=True)
-        key = code.astype(np.uint16) if len(distinct) <= 65_536 else code
-    order: I64 = np.argsort(key, kind="stable")
-    return order
-
-
-def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
-    if is_constant(column):
-        return [column[0].as_py()], _NOT_NEEDED
-    encoded = column.dictionary_encode()
-    values = encoded.dictionary.to_pylist()
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
-    order = sorted(range(len(values)), key=values.__getitem__)
-    rank = np.empty(len(values), np.int32)
-    rank[order] = np.arange(len(values), dtype=np.int32)
-    return [values[index] for index in order], rank[codes]
 
 
 def _default(field: pa.Field, count: int) -> pa.Array:

@@ -1,15 +1,13 @@
 """Reading single messages: from a place in the log to the message there, by one read of one block.
 
 A scan decides from a file's metadata what to read, and reads that metadata each time: right for ranges, and too much
-for one message. Here the metadata of files is kept between calls, cut down to what finding a row needs. In a commit a
+for one message. Here the metadata comes from the log's cache. In a commit a
 log offset is a row number. A segment is sorted by queue, so there the queue offset says which row it is; whoever knows
 only the log offset has it looked for in the blocks whose bounds allow it.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log import schema
+from rmq_spark.log.arrow_columns import integers, repeated
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.file_reader import FileReader, read_meta
-from rmq_spark.log.permute import integers, repeated
+from rmq_spark.log.file_reader import FileReader
+from rmq_spark.log.files import read_planned
 from rmq_spark.log.scan_plan import Source, segment_source
-from rmq_spark.log.state import fingerprint
 from rmq_spark.storage import paths
 
 if TYPE_CHECKING:
@@ -31,10 +28,6 @@ if TYPE_CHECKING:
     from rmq_spark.log.view import LogView
 
 I64 = npt.NDArray[np.int64]
-
-FILES_KEPT: Final = 512
-"""So many files' metadata are kept: some 100 KB for a segment, for a small commit the whole file."""
-_LOOKS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +53,17 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ground:
-    """A log as it was at one look."""
+class _LogSnapshot:
+    """Where the places are, as of one refresh."""
 
     sources: list[tuple[Source, I64]]
-    epoch: int
-    """The mark's number."""
+    """The files that hold the places, each with the numbers of those that it holds."""
     starts: dict[tuple[str, int], int]
     """First offset that is still held, of the queues that are known beforehand."""
 
 
 class _File:
-    """What is kept of a file's metadata."""
+    """A file's metadata with what finding a row needs."""
 
     def __init__(self, meta: FileMeta) -> None:
         self.meta = meta
@@ -79,32 +71,21 @@ class _File:
         self.bases = meta.bases if "base" in meta.doc else None
         """Queue offset of each run's first row; None for a row file, whose commit has them."""
         self.files: list[list[object]] = meta.doc.get("files", [])
-        self._runs: dict[tuple[str, int], int] | None = None
-        _ = meta.places, meta.block_rows, meta.block_starts
-        if meta.kind == "segment":
-            _ = meta.block_bounds
-        # Decoded by now, or not needed: the texts are the larger part of what would be kept.
-        for name in ("bloom", "state", "runs", "tagn", "tags", "base", "bounds"):
-            meta.doc.pop(name, None)
-        if "blocks" in meta.doc:
-            meta.doc["blocks"] = ""  # that it is there says what form the file has
 
     def run_of(self, topic: str, queue: int) -> int | None:
         """Number of a queue's run."""
-        if self._runs is None:
-            runs = self.meta.runs
-            numbers = zip(runs.topic.tolist(), runs.queue.tolist(), strict=True)
-            self._runs = {(runs.topics[index], queue): run for run, (index, queue) in enumerate(numbers)}
-        return self._runs.get((topic, queue))
+        runs = self.meta.runs
+        if topic not in runs.topics:
+            return None
+        mine = np.flatnonzero((runs.topic == runs.topics.index(topic)) & (runs.queue == queue))
+        return int(mine[0]) if len(mine) else None
 
 
 class PointReader:
-    """Reads single messages of one log. Safe to use from any thread; keep it, because it remembers metadata."""
+    """Reads single messages of one log. Safe to use from any thread."""
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, int], _File] = OrderedDict()
         self.bytes_read = 0
         """Bytes fetched so far, metadata included."""
 
@@ -120,18 +101,11 @@ class PointReader:
         needed = tuple(dict.fromkeys((*columns, "topic", "queueId", "queueOffset", "commitOffset")))
         order = np.argsort(places.commit, kind="stable")
         ordered = places.take(order)
-        epoch = -1
-        for look in range(_LOOKS):
-            ground = self._look(ordered)
-            try:
-                parts = [(*self._read(source, ordered.take(at), needed), at) for source, at in ground.sources]
-                break
-            except NotFoundError as error:
-                if ground.epoch == epoch or look == _LOOKS - 1:
-                    raise CorruptDataError(
-                        "a file of the log is missing or another one stands in its place", **error.context
-                    ) from error
-                epoch = ground.epoch  # rolled or expired between the look and the read: look again
+
+        def read(seen: _LogSnapshot) -> tuple[_LogSnapshot, list[tuple[pa.RecordBatch, I64, I64]]]:
+            return seen, [(*self._read(source, ordered.take(at), needed), at) for source, at in seen.sources]
+
+        seen, parts = read_planned(self._log, lambda view: _locate(view, ordered), read)
         if not parts:
             return _empty(columns)
         if len(parts) == 1 and len(parts[0][1]) == 1:
@@ -142,7 +116,7 @@ class PointReader:
             [whole] = table.take(pa.array(np.argsort(places_of, kind="stable"))).combine_chunks().to_batches() or [
                 _empty(needed)
             ]
-        return self._visible(whole, ground.starts).select(list(columns))
+        return self._visible(whole, seen.starts).select(list(columns))
 
     def offset_before(self, source: Source, ms: int) -> int:
         """A log offset that no message of a segment stored before `ms` reaches; near the first that does not fit.
@@ -151,42 +125,13 @@ class PointReader:
             NotFoundError: the file is gone: look again where the range is.
             CorruptDataError: it is damaged.
         """
-        bounds = self._file(source.path, source.kind, source.print_).meta.block_bounds
+        bounds = self._file(source).meta.block_bounds
         early = bounds[bounds[:, 2] < ms]
         return int(early[:, 1].max()) + 1 if len(early) else source.first
 
-    def _look(self, places: Places) -> _Ground:
-        """The files that hold the places now, each with the numbers of those that it holds."""
-        offsets = places.commit
-
-        def find(view: LogView) -> _Ground:
-            mark, state = view.mark, view.state
-            held = np.flatnonzero((offsets >= mark.log_start) & (offsets < state.offset))
-            rolled = held[offsets[held] < mark.floor]
-            found = []
-            if len(rolled):
-                ends = np.array([segment.end for segment in mark.segments], np.int64)
-                for number, at in _groups(np.searchsorted(ends, offsets[rolled], "right"), rolled):
-                    segment = mark.segments[number]
-                    found.append((segment_source(view.root, segment, segment.first, segment.end), at))
-            fresh = held[offsets[held] >= mark.floor]
-            if len(fresh):
-                # A view on the array must not outlive the look: the array could not grow meanwhile.
-                firsts = np.frombuffer(state.commits.firsts, np.int64)
-                numbers = np.searchsorted(firsts, offsets[fresh], "right") - 1
-                del firsts
-                for number, at in _groups(numbers, fresh):
-                    first, print_ = state.commits.firsts[number], state.commits.prints[number]
-                    found.append((Source(first, first, paths.commit(view.root, first), "commit", print_), at))
-            queues = zip(places.topic or (), () if places.queue is None else places.queue.tolist(), strict=False)
-            starts = {queue: state.queues.bounds(*queue)[0] for queue in queues}
-            return _Ground(found, mark.epoch, starts)
-
-        return self._log.look(find)
-
     def _read(self, source: Source, places: Places, columns: tuple[str, ...]) -> tuple[pa.RecordBatch, I64]:
         """Rows of one file, and which of the places they are of."""
-        file = self._file(source.path, source.kind, source.print_)
+        file = self._file(source)
         if file.files:
             return self._read_parts(source, file, places, columns)
         if source.kind == "segment":
@@ -211,8 +156,7 @@ class PointReader:
         numbers = np.searchsorted(firsts, places.commit, "right") - 1
         for number, at in _groups(numbers, np.arange(len(places.commit))):
             entry = file.files[number]
-            path = paths.data_file(self._log.root, str(entry[0]))
-            part = self._file(path, "rows", fingerprint(str(entry[1])))
+            part = self._known(self._log.files.row_file(str(entry[0]), str(entry[1])))
             low = int(run_firsts[number])
             bases = None if file.bases is None else file.bases[low : low + int(run_counts[number])]
             reading = _Reading(self._log.broker, part, int(firsts[number]), bases, file.meta.doc["ts"])
@@ -284,23 +228,12 @@ class PointReader:
         keep = [offset >= starts[place] for place, offset in zip(places, offsets, strict=True)]
         return messages if all(keep) else messages.filter(pa.array(keep))
 
-    def _file(self, path: str, kind: str, print_: int) -> _File:
-        key = (path, print_)
-        with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-                return found
-        meta = read_meta(self._log.storage, path, kind)
-        if fingerprint(meta.digest) != print_:
-            raise NotFoundError("another file stands where the log's was", path=path)
+    def _file(self, source: Source) -> _File:
+        return self._known(self._log.files.meta(source.path, source.kind, source.fingerprint))
+
+    def _known(self, meta: FileMeta) -> _File:
         self.bytes_read += meta.size - meta.data_end
-        found = _File(meta)
-        with self._lock:
-            self._kept[key] = found
-            while len(self._kept) > FILES_KEPT:
-                self._kept.popitem(last=False)
-        return found
+        return _File(meta)
 
 
 _DERIVED: Final = frozenset({"commitOffset", "queueOffset", "storeTimestamp"})
@@ -334,6 +267,33 @@ class _Reading:
             raise self.file.meta.corrupt("the file's queue offsets are not known")
         runs = np.searchsorted(self.file.first_rows, rows, "right") - 1
         return integers(rows + (self.bases - self.file.first_rows)[runs])
+
+
+def _locate(view: LogView, places: Places) -> _LogSnapshot:
+    """The files that hold the places now, each with the numbers of those that it holds."""
+    offsets, mark, state = places.commit, view.mark, view.state
+    held = np.flatnonzero((offsets >= mark.log_start) & (offsets < state.offset))
+    rolled = held[offsets[held] < mark.floor]
+    sources = []
+    if len(rolled):
+        ends = np.array([segment.end for segment in mark.segments], np.int64)
+        for number, at in _groups(np.searchsorted(ends, offsets[rolled], "right"), rolled):
+            segment = mark.segments[number]
+            sources.append((segment_source(view.root, segment, segment.first, segment.end), at))
+    fresh = held[offsets[held] >= mark.floor]
+    if len(fresh):
+        commits = state.commits
+        # A view on the array must not outlive the look: the array could not grow meanwhile.
+        firsts = np.frombuffer(commits.firsts, np.int64)
+        numbers = np.searchsorted(firsts, offsets[fresh], "right") - 1
+        del firsts
+        for number, at in _groups(numbers, fresh):
+            first = commits.firsts[number]
+            source = Source(first, first, paths.commit(view.root, first), "commit", commits.prints[number])
+            sources.append((source, at))
+    queues = zip(places.topic or (), () if places.queue is None else places.queue.tolist(), strict=False)
+    starts = {queue: state.queues.bounds(*queue)[0] for queue in queues}
+    return _LogSnapshot(sources, starts)
 
 
 def _groups(numbers: I64, rows: I64) -> list[tuple[int, I64]]:

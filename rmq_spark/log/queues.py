@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq_spark.log.file_format import pack, unpack
-from rmq_spark.log.message_batch import Runs
+from rmq_spark.log.run_index import Runs
 
 I64 = npt.NDArray[np.int64]
 

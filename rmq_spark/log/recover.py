@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rmq_spark.clock import Clock
 from rmq_spark.errors import CorruptDataError
 from rmq_spark.log.file_reader import read_meta
-from rmq_spark.log.marks import find_mark
+from rmq_spark.log.files import LogFiles
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -49,10 +49,8 @@ def recover(storage: Storage, root: str, broker: str, clock: Clock, *, force: bo
         UnsupportedVersionError: a newer version has written there, so what looks damaged may be sound; nothing was
             changed.
     """
-    view = LogView(storage, root, broker)
-    view.mark = find_mark(storage, root)
-    # Not from a snapshot: it may have survived a commit below it.
-    view.state = view.floor_state(view.mark)
+    view = LogView(LogFiles(storage, root), broker)
+    view.load_floor()  # not from a newer snapshot: it may have survived a commit below it
     try:
         view.walk()
     except CorruptDataError as error:

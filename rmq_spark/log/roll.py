@@ -1,14 +1,15 @@
 """Rolling: many small commits become one segment, with the same messages, order and offsets.
 
-Any process may do it at any time. Steps, each safe to die after:
-1. read the commits from the floor on, fold them on the way, and write segment files under names of our own;
-2. make the next mark, which names them and raises the floor (put-if-absent: one roller wins, the other throws its
+Any process may do it at any time. Steps; a crash after any of them is safe:
+1. read the commits from the floor on, and write segment files under names of our own;
+2. write a snapshot of the state at the new floor, from which the log can be opened when what is before it has expired;
+3. make the next mark, which names them and raises the floor (put-if-absent: one roller wins, the other throws its
    files away);
-3. delete what is below the floor. Only now, and only files that were there when the mark was made.
+4. delete what is below the floor. Only now, and only files that were there when the mark was made.
 
 Within a segment rows are sorted by (topic, queue, log offset), so that one queue's rows are contiguous; offsets
-and store times are columns. A segment also carries the folded state at its end, which makes it a place from which
-the log can be opened when everything before it has expired.
+and store times are columns. The snapshot holds the folds that the roller knows. A fold that it does not know stays in
+the snapshot that the mark before has named, together with its records in the segments.
 """
 
 from __future__ import annotations
@@ -26,12 +27,10 @@ import pyarrow.compute as pc
 from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, InvalidRequestError, NotFoundError
 from rmq_spark.log import file_encoder, scan, schema
 from rmq_spark.log.file_format import pack
-from rmq_spark.log.file_reader import read_meta
-from rmq_spark.log.marks import Mark, SegmentRef, newest_mark, write_mark
-from rmq_spark.log.message_batch import sort_into_runs
+from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, newest_mark, write_mark
 from rmq_spark.log.rows import cut, describe
-from rmq_spark.log.snapshot import pack_state
-from rmq_spark.log.state import LogState
+from rmq_spark.log.run_index import sort_into_runs
+from rmq_spark.log.snapshot import write_snapshot
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 
@@ -86,27 +85,30 @@ def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progre
         ReadOnlyError, ClosedError: this handle may not change the log.
     """
     log.check_writable()
-    view = LogView(log.storage, log.root, log.broker)
+    view = LogView(log.files, log.broker, log.view.declared)
     view.load()
     mark = view.mark
     if len(view.state.commits.firsts) < max(1, min_commits):
         return RollResult(segments=(), commits=0, deleted=collect_garbage(log, mark))
     kept, chunks = _chunks(log, view)
     written: list[SegmentRef] = []
+    snapshot: SnapshotRef | None = None
     try:
-        state, previous = _state_at_start(view, chunks[0].first)
+        previous = _digest_before(log, mark, chunks[0].first)
         for done, chunk in enumerate(chunks):
             progress(done, len(chunks))
-            state = _fold_to(log, state, chunk.end)
-            written.append(_write_segment(log, view, chunk, state, previous))
-            previous = state.digest
+            last = _digest_at(log, view, chunk.end)
+            written.append(_write_segment(log, view, chunk, previous, last))
+            previous = last
         progress(len(chunks), len(chunks))
+        snapshot = floor_snapshot(log, view)
         new = replace(
             mark,
             epoch=mark.epoch + 1,
-            floor=chunks[-1].end,
+            floor=view.state.offset,
             floor_digest=previous,
             segments=kept + tuple(written),
+            snapshots=named_snapshots(mark, snapshot),
             reason="roll",
         )
         write_mark(log.storage, log.root, new, mark, log.clock.token())
@@ -117,9 +119,31 @@ def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progre
         _log.info("another process maintained the log at the same time; this roll gives way: %s", error)
         for segment in written:
             log.storage.delete(f"{paths.segments(log.root)}/{segment.name}")
+        if snapshot is not None:
+            log.storage.delete(f"{paths.snapshots(log.root)}/{snapshot.name}")
         return RollResult(segments=(), commits=0, deleted=0)
     deleted = collect_garbage(log, new)
     return RollResult(segments=tuple(written), commits=sum(chunk.commits for chunk in chunks), deleted=deleted)
+
+
+def floor_snapshot(log: CommitLog, view: LogView) -> SnapshotRef:
+    """Write the state at the end of `view`, where the floor will be: durable, and without commits behind the floor."""
+    state = view.state
+    state.commits.drop_below(state.offset)
+    state.durable = state.offset
+    named = [snapshot.name for snapshot in view.mark.snapshots]
+    return write_snapshot(log.storage, log.root, state, log.clock.token(), named=named, durable=True)
+
+
+def named_snapshots(mark: Mark, newest: SnapshotRef) -> tuple[SnapshotRef, ...]:
+    """What the next mark names: the newest snapshot, and older ones for the folds that it lacks."""
+    told = set(newest.folds)
+    kept = [newest]
+    for older in mark.snapshots:
+        if set(older.folds) - told:
+            kept.append(older)
+            told |= set(older.folds)
+    return tuple(kept)
 
 
 def _chunks(log: CommitLog, view: LogView) -> tuple[tuple[SegmentRef, ...], list[_Chunk]]:
@@ -145,37 +169,31 @@ def _chunks(log: CommitLog, view: LogView) -> tuple[tuple[SegmentRef, ...], list
     return kept, chunks
 
 
-def _state_at_start(view: LogView, first: int) -> tuple[LogState, str]:
-    """The state to fold on from, and the digest before the first chunk.
-
-    A chunk that takes in the last segment starts with that segment's end state: its commits are folded already.
-    """
-    mark = view.mark
-    state = view.floor_state(mark)
+def _digest_before(log: CommitLog, mark: Mark, first: int) -> str:
+    """The digest before the first chunk, which may take in the last segment."""
     if first == mark.floor:
-        return state, mark.floor_digest
-    last = read_meta(view.storage, f"{paths.segments(view.root)}/{mark.segments[-1].name}", "segment")
-    return state, last.doc["prev"]
+        return mark.floor_digest
+    digest: str = log.files.segment(mark.segments[-1]).doc["prev"]
+    return digest
 
 
-def _fold_to(log: CommitLog, state: LogState, end: int) -> LogState:
-    """Fold the commits from `state` to `end`."""
-    walker = LogView(log.storage, log.root, log.broker)
-    walker.state = state
-    while walker.state.offset < end:
-        walker.take(read_meta(log.storage, paths.commit(log.root, walker.state.offset), "commit"))
-    return walker.state
+def _digest_at(log: CommitLog, view: LogView, end: int) -> str:
+    """Digest of the last commit below `end`."""
+    state = view.state
+    if end == state.offset:
+        return state.digest
+    number = state.commits.number_of(end)
+    digest: str = log.files.commits([(end, state.commits.prints[number])])[0].doc["prev"]
+    return digest
 
 
-def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk, state: LogState, previous: str) -> SegmentRef:
+def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk, previous: str, last: str) -> SegmentRef:
     table = _read_rows(log, view, chunk)
     batch, runs, _ = sort_into_runs(table)
     bases = _bases(batch, runs.first_rows())
     # A run of a segment is long: blocks within it are kept small, so that times and offsets prune well.
     batches = cut(batch, runs.rows, log.settings.block_bytes, SEGMENT_RUN_BLOCKS * log.settings.block_bytes)
     times = pc.min_max(batch.column("storeTimestamp").cast(pa.int64()))
-    state.commits.drop_below(chunk.end)
-    state.durable = max(state.durable, chunk.end)
     nonce = log.clock.token()[-12:]
     doc = {
         **describe(batch, runs),
@@ -184,10 +202,9 @@ def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk, state: LogState
         "end": chunk.end,
         "ts": times["max"].as_py(),
         "prev": previous,
-        "last": state.digest,
+        "last": last,
         "base": pack(bases),
         "bounds": pack(_bounds(batches)),
-        "state": pack_state(state),
         "nonce": nonce,
     }
     encoded = file_encoder.encode(file_encoder.make_blocks("segment", batches), doc)
@@ -270,9 +287,10 @@ def _useless(log: CommitLog, mark: Mark) -> list[str]:
         for info in storage.list(paths.segments(root))
         if info.name not in live and info.modified_ms <= latest and _is_older(info.name, mark)
     ]
+    named = {snapshot.name for snapshot in mark.snapshots}
     for info in storage.list(paths.snapshots(root)):
         offset = paths.snapshot_offset(info.name)
-        if offset is not None and offset < mark.floor:
+        if offset is not None and offset < mark.floor and info.name not in named:
             found.append(f"{paths.snapshots(root)}/{info.name}")
     return found
 

@@ -14,13 +14,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rmq_spark.errors import NotFoundError
 from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.file_reader import FileReader, read_meta
-from rmq_spark.log.state import fingerprint
-from rmq_spark.log.view import LogView
+from rmq_spark.log.file_reader import FileReader
+from rmq_spark.log.files import read_planned
 
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
@@ -30,7 +28,6 @@ Select = Callable[[str, I64], BOOL]
 
 CACHED_RUNS: Final = 500_000
 """Run indexes are kept up to so many runs in all (some 40 bytes each): a stream looks at each commit a few times."""
-_LOOKS: Final = 5
 _FAR: Final = 1 << 62
 
 
@@ -79,28 +76,19 @@ class RunIndex:
         """Whose runs these are."""
         self._seen: OrderedDict[tuple[str, int], _FileRuns] = OrderedDict()
         self._runs_seen = 0
-        self._view: LogView | None = None
-        """As it was when runs were last listed."""
 
     def list_runs(self, query: scan.Query, select: Select, stats: scan.ScanStats | None = None) -> RunTable:
         """The runs in the log range [query.start, query.end) that `select` wants; times prune whole files only.
 
         Raises:
-            CorruptDataError: a file is damaged.
-            NotFoundError: a file is missing though the log's mark names it.
+            CorruptDataError: a file is damaged, or missing though nothing has moved.
         """
-        for look in range(_LOOKS):
-            # Under the log's lock: an append by another thread changes what the plan is made from.
-            self._view, planned = self.log.look(lambda view: (view, scan.plan(view, query, stats or scan.ScanStats())))
-            try:
-                parts = [self._runs_of(planned, number, select) for number in range(len(planned.sources))]
-            except NotFoundError:
-                # Rolled between the look at the marks and the look at the file: plan again with what is there now.
-                if look == _LOOKS - 1:
-                    raise
-                continue
+
+        def runs(planned: scan.Plan) -> RunTable:
+            parts = [self._runs_of(planned, number, select) for number in range(len(planned.sources))]
             return _join(planned.sources, parts)
-        raise AssertionError("unreachable")
+
+        return read_planned(self.log, lambda view: scan.plan(view, query, stats or scan.ScanStats()), runs)
 
     def cut_after(self, query: scan.Query, select: Select, rows_max: int, bytes_max: int) -> tuple[int, int]:
         """Where to end so that [query.start, end) holds about that much, and how many wanted rows that is.
@@ -196,16 +184,10 @@ class RunIndex:
         return [found[low:high] for low, high in zip(first.tolist(), last.tolist(), strict=True)]
 
     def _meta(self, source: scan.Source) -> FileMeta:
-        known = self._view.walked(source.path, source.print_) if self._view is not None else None
-        if known is not None:
-            return known
-        meta = read_meta(self.log.storage, source.path, source.kind)
-        if fingerprint(meta.digest) != source.print_:
-            raise NotFoundError("another file stands where the planned one was", path=source.path)
-        return meta
+        return self.log.files.meta(source.path, source.kind, source.fingerprint)
 
     def _file_runs(self, source: scan.Source) -> _FileRuns:
-        key = (source.path, source.print_)
+        key = (source.path, source.fingerprint)
         found = self._seen.get(key)
         if found is None:
             meta = self._meta(source)

@@ -8,7 +8,7 @@ range's rows have the same order in every file: by topic, queue and log offset.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -19,21 +19,26 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError, NotFoundError
 from rmq_spark.log import bloom, schema
+from rmq_spark.log.arrow_columns import integers, repeated
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader
+from rmq_spark.log.files import LogFiles
 from rmq_spark.log.marks import Mark
-from rmq_spark.log.permute import integers, repeated
 from rmq_spark.log.scan_plan import Log, Plan, Query, ScanStats, Source, plan, segment_source
-from rmq_spark.log.state import fingerprint
+from rmq_spark.log.small_commits import is_small, join_rows
 from rmq_spark.storage import paths
 
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
 
-__all__ = ["Log", "Plan", "Query", "ScanStats", "Source", "plan", "run"]
+__all__ = ["Log", "Plan", "Query", "ScanStats", "Source", "plan", "read_plan", "run"]
 
 _log = logging.getLogger(__name__)
 
+SMALL_COMMIT_BYTES = 48 * 1024
+GROUP_COMMITS = 4_096
+GROUP_BYTES = 4 * 1024 * 1024
+"""Neighbouring commits of up to so many bytes each are read together, up to so many, and so many bytes in all."""
 DECIDING_ROWS = 65_536
 """Of columns that only decide which rows match, more rows at a time: most are thrown away at once."""
 _PHYSICAL = {"commitOffset", "queueOffset", "storeTimestamp"}
@@ -46,19 +51,136 @@ def run(log: Log, planned: Plan) -> Iterator[pa.RecordBatch]:
         DataExpiredError: retention deleted a part of it meanwhile, and the query does not skip that.
         CorruptDataError: a file is damaged or missing; nothing of the damaged part was returned.
     """
-    for source in planned.sources:
-        for batch in _read_moving(log, planned, source):
+    for group in _groups(planned.sources):
+        for batch in _read_group(log, planned, group):
             planned.stats.rows_returned += batch.num_rows
             yield batch
 
 
+def read_plan(files: LogFiles, broker: str, planned: Plan) -> Iterator[pa.RecordBatch]:
+    """Carry out a plan, as long as no file moves.
+
+    Raises:
+        NotFoundError: a file has moved; what was returned so far is right.
+        CorruptDataError: a file is damaged.
+    """
+
+    def read(source: Source) -> Iterator[pa.RecordBatch]:
+        return _read(files, broker, planned, source, read)
+
+    for group in _groups(planned.sources):
+        if len(group) > 1 and (rows := _small_rows(files, broker, planned, group)) is not None:
+            yield rows
+        else:
+            for source in group:
+                yield from read(source)
+
+
+def _groups(sources: list[Source]) -> Iterator[list[Source]]:
+    """Neighbouring small commits together: what is done once a batch is then done once for many of them."""
+    group: list[Source] = []
+    size = 0
+    for source in sources:
+        small = source.kind == "commit" and 0 < source.size <= SMALL_COMMIT_BYTES
+        if group and (not small or size + source.size > GROUP_BYTES or len(group) >= GROUP_COMMITS):
+            yield group
+            group, size = [], 0
+        if small:
+            group.append(source)
+            size += source.size
+        else:
+            yield [source]
+    if group:
+        yield group
+
+
+def _read_group(log: Log, planned: Plan, group: list[Source]) -> Iterator[pa.RecordBatch]:
+    if len(group) > 1:
+        try:
+            rows = _small_rows(log.files, log.broker, planned, group)
+        except NotFoundError:
+            rows = None  # some were rolled meanwhile: each is looked for by itself
+        if rows is not None:
+            yield rows
+            return
+    for source in group:
+        yield from _read_moving(log, planned, source)
+
+
+def _small_rows(files: LogFiles, broker: str, planned: Plan, group: list[Source]) -> pa.RecordBatch | None:
+    """The matching rows of small commits; None if one of them is not that simple."""
+    metas = files.commits([(source.first, source.fingerprint) for source in group])
+    if not all(is_small(meta) for meta in metas):
+        return None
+    stats = planned.stats
+    stats.files_read += len(metas)
+    stats.blocks_read += len(metas)
+    stats.bytes_read += sum(meta.size for meta in metas)
+    whole = join_rows(metas, broker)
+    stats.rows_read += whole.num_rows
+    rows = whole.filter(pa.array(_matching(planned, whole)))
+    return rows.select(list(planned.query.columns or schema.MESSAGE.names))
+
+
+def _matching(planned: Plan, batch: pa.RecordBatch) -> BOOL:
+    """Which rows of whole messages match the query."""
+    query = planned.query
+    topic, queue = batch.column("topic"), batch.column("queueId").to_numpy(zero_copy_only=False)
+    offset = batch.column("queueOffset").to_numpy(zero_copy_only=False)
+    commit = batch.column("commitOffset").to_numpy(zero_copy_only=False)
+    mask: BOOL = (commit >= query.start) & (commit < (query.end if query.end is not None else 1 << 62))
+    mask &= offset >= query.queue_start
+    if query.queue_end is not None:
+        mask &= offset < query.queue_end
+    if query.queues is not None:
+        mask &= np.isin(queue, list(query.queues))
+    if query.topics is not None:
+        mask &= _bools(pc.is_in(topic, pa.array(sorted(query.topics), pa.string())))
+    if query.ranges is not None:
+        mask &= _within(topic, queue, offset, planned.bounds, inside=True)
+    if planned.starts:
+        lows = {name: (starts, np.full(len(starts), 1 << 62)) for name, starts in planned.starts.items()}
+        mask &= _within(topic, queue, offset, lows, inside=False)
+    times = batch.column("storeTimestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
+    if query.from_ms is not None:
+        mask &= times >= query.from_ms
+    if query.to_ms is not None:
+        mask &= times < query.to_ms
+    if planned.keys:
+        mask &= np.logical_or.reduce([_has_key(batch.column("keys"), key) for key in planned.keys])
+    if query.msg_id is not None:
+        mask &= _bools(pc.equal(batch.column("msgId"), query.msg_id))
+    if query.predicate is not None and mask.any():
+        rows = np.flatnonzero(mask)
+        mask[rows] = np.asarray(
+            query.predicate(batch.take(integers(rows)).select(list(query.predicate_columns))), np.bool_
+        )
+    return mask
+
+
+def _within(
+    topic: pa.StringArray, queue: I64, offset: I64, bounds: dict[str, tuple[I64, I64]], *, inside: bool
+) -> BOOL:
+    """Which rows lie within their queue's bounds; queues that have none are `not inside`."""
+    mask = np.full(len(queue), not inside, np.bool_)
+    for name, (lows, highs) in bounds.items():
+        mine = np.flatnonzero(_bools(pc.equal(topic, name)) & (queue < len(lows)))
+        at = queue[mine]
+        mask[mine] = (offset[mine] >= lows[at]) & (offset[mine] < highs[at])
+    return mask
+
+
 def _read_moving(log: Log, planned: Plan, source: Source) -> Iterator[pa.RecordBatch]:
     """Read one source; if its file is gone, read the same rows from where they are now."""
+
+    def read_part(part: Source) -> Iterator[pa.RecordBatch]:
+        return _read_moving(log, planned, part)
+
     returned = 0
     while True:
         skip = returned
         try:
-            for batch in _read(log, planned, source):
+            for batch in _read(log.files, log.broker, planned, source, read_part):
                 if skip >= batch.num_rows:
                     skip -= batch.num_rows
                     continue
@@ -67,7 +189,7 @@ def _read_moving(log: Log, planned: Plan, source: Source) -> Iterator[pa.RecordB
                 returned += part.num_rows
                 yield part
         except NotFoundError as error:
-            moved = _relocate(log.refresh().mark, log.root, source)
+            moved = _relocate(log.refresh().mark, log.files.root, source)
             if moved is None and planned.query.skip_expired:
                 _log.warning(
                     "retention deleted [%d, %d) of %s while it was read, going on without the rest of it",
@@ -101,31 +223,30 @@ def _relocate(mark: Mark, root: str, source: Source) -> Source | None:
     return source
 
 
-def _read(log: Log, planned: Plan, source: Source) -> Iterator[pa.RecordBatch]:
-    meta = log.read_meta(source.path, source.kind)
-    if source.kind != "rows" and fingerprint(meta.digest) != source.print_:
-        # The planned commit was rolled and its name taken again by a writer that slept: as good as gone. Of a segment
-        # this is damage, which the caller finds when the mark names no other file.
-        raise NotFoundError("another file stands where the planned one was", path=source.path)
+def _read(
+    files: LogFiles, broker: str, planned: Plan, source: Source, read_part: Callable[[Source], Iterator[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    """Read one file; the row files that a commit refers to are read by `read_part`, each as a range of its own."""
     if source.kind == "rows" and source.commit is not None:
         named = source.commit.doc["files"][source.part]
-        if meta.digest != named[1]:
-            raise meta.corrupt("not the row file that its commit names", expected=named[1], actual=meta.digest)
-    if files := meta.doc.get("files"):
+        meta = files.row_file(named[0], named[1])
+    else:
+        meta = files.meta(source.path, source.kind, source.fingerprint)
+    if row_files := meta.doc.get("files"):
         at = source.first
-        for part, file in enumerate(files):
-            path = paths.data_file(log.root, file[0])
-            yield from _read_moving(log, planned, Source(at, at + file[2], path, "rows", 0, meta, part))
+        for part, file in enumerate(row_files):
+            path = paths.data_file(files.root, file[0])
+            yield from read_part(Source(at, at + file[2], path, "rows", 0, meta, part))
             at += file[2]
         return
-    yield from _Reading(log, planned, source, meta).batches()
+    yield from _Reading(files, broker, planned, source, meta).batches()
 
 
 class _Reading:
     """One file's part of a scan."""
 
-    def __init__(self, log: Log, planned: Plan, source: Source, meta: FileMeta) -> None:
-        self._broker = log.broker
+    def __init__(self, files: LogFiles, broker: str, planned: Plan, source: Source, meta: FileMeta) -> None:
+        self._broker = broker
         self._query = planned.query
         self._starts = planned.starts
         self._bounds = planned.bounds
@@ -133,7 +254,7 @@ class _Reading:
         self._stats = planned.stats
         self._source = source
         self._meta = meta
-        self._reader = FileReader(log.storage, meta)
+        self._reader = FileReader(files.storage, meta)
         self._first_rows = meta.runs.first_rows()
         if source.kind == "rows" and source.commit is not None:
             counts = [file[4] for file in source.commit.doc["files"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +13,18 @@ import pyarrow as pa
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
 from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.files import LogFiles
 from rmq_spark.log.marks import SegmentRef
-from rmq_spark.log.state import fingerprint
-from rmq_spark.log.view import LogView
+from rmq_spark.log.tail_index import TailIndex, fingerprint
 from rmq_spark.storage import paths
-from rmq_spark.storage.base import Storage
+
+if TYPE_CHECKING:
+    from rmq_spark.log.view import LogView
 
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
+
+_FAR = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,10 @@ class Query:
     skip_expired: bool = False
     """True: a range that retention deletes while it is read is left out instead of raising."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.topics, str):  # `in` would then look for parts of the name, and find other topics
+            raise TypeError(f"topics is a set of names; write frozenset({{{self.topics!r}}})")
+
 
 @dataclass(slots=True)
 class ScanStats:
@@ -85,12 +93,14 @@ class Source:
     end: int
     path: str
     kind: str
-    print_: int = 0
-    """For a commit or a segment: its fingerprint."""
+    fingerprint: int = 0
+    """For a commit or a segment: which file it is."""
     commit: FileMeta | None = None
     """For a row file: the commit that refers to it."""
     part: int = 0
     """For a row file: which of the commit's."""
+    size: int = 0
+    """For a commit: bytes of its file."""
 
 
 @dataclass(slots=True)
@@ -112,17 +122,13 @@ class Plan:
 
 
 class Log(Protocol):
-    """What reading needs of a log's handle: where it is, and its newest mark when a file has moved."""
+    """What reading needs of a log's handle: its files, and its newest mark when one has moved."""
 
-    storage: Storage
-    root: str
+    files: LogFiles
     broker: str
 
     def refresh(self) -> LogView:
         """Return the log as it is now."""
-
-    def read_meta(self, path: str, kind: str) -> FileMeta:
-        """Return the checked metadata of a file, as `file_reader.read_meta`."""
 
 
 def _by_queue(ranges: Mapping[tuple[str, int], tuple[int, int]]) -> dict[str, tuple[I64, I64]]:
@@ -170,22 +176,37 @@ def plan(view: LogView, query: Query, stats: ScanStats) -> Plan:
 
 def _tail_sources(view: LogView, query: Query, start: int, end: int, stats: ScanStats) -> list[Source]:
     commits = view.state.commits
-    firsts = np.frombuffer(commits.firsts, np.int64).copy()
-    times = np.frombuffer(commits.times, np.int64).copy()
-    prints = np.frombuffer(commits.prints, np.int64).copy()
+    firsts, times, fingerprints, sizes = (
+        np.frombuffer(column, np.int64).copy() if column else np.empty(0, np.int64)
+        for column in (commits.firsts, commits.times, commits.prints, commits.sizes)
+    )
     ends = np.append(firsts[1:], view.state.offset)
     wanted = (ends > start) & (firsts < end)
     if query.from_ms is not None:
         wanted &= times >= query.from_ms
     if query.to_ms is not None:
         wanted &= times < query.to_ms
+    holding = _holding(commits, query)
+    if holding is not None:
+        wanted &= np.isin(firsts, np.fromiter(holding, np.int64))
     stats.files_pruned += int((~wanted).sum())
+    columns = (firsts[wanted], ends[wanted], fingerprints[wanted], sizes[wanted])
     return [
-        Source(first, last, paths.commit(view.root, first), "commit", print_)
-        for first, last, print_ in zip(
-            firsts[wanted].tolist(), ends[wanted].tolist(), prints[wanted].tolist(), strict=True
-        )
+        Source(first, last, paths.commit(view.root, first), "commit", mark, size=size)
+        for first, last, mark, size in zip(*(column.tolist() for column in columns), strict=True)
     ]
+
+
+def _holding(commits: TailIndex, query: Query) -> set[int] | None:
+    """First offsets of the commits that may hold what is asked for; None: any may."""
+    if query.ranges is not None:
+        return commits.in_ranges(query.ranges)
+    if query.topics is None:
+        return None
+    if query.queues is not None and (query.queue_start or query.queue_end is not None):
+        bounds = (query.queue_start, _FAR if query.queue_end is None else query.queue_end)
+        return commits.in_ranges({(topic, queue): bounds for topic in query.topics for queue in query.queues})
+    return commits.holding(query.topics, query.queues)
 
 
 def segment_source(root: str, segment: SegmentRef, first: int, end: int) -> Source:

@@ -8,7 +8,7 @@ files without this project. Every field is nullable because Spark declares its c
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -32,6 +32,9 @@ ROWS: Final = pa.schema(
     ]
 )
 """Columns of a commit and of a row file."""
+
+Row = tuple[Any, ...]
+"""One message as Python values, in the order of `ROWS`."""
 
 SEGMENT: Final = pa.schema(
     [

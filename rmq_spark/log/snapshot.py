@@ -1,24 +1,28 @@
-"""Copies of the folded state: in snapshot files for a quick start, in segments as part of the log.
+"""Copies of the folded state, for a quick start.
 
-A snapshot is never the truth. It names the digest of the commit it stands on; if the chain does not hold that
-commit, or the file is damaged, it is passed over and the fold starts from an older one or from the segment.
+A snapshot names the folds that it holds. Absent means unknown, never empty: whoever needs another fold takes it from an
+older snapshot and folds the records behind that. It also names the digest of the commit it stands on; if the chain does
+not hold that commit, or the file is damaged, it is passed over.
+
+Those that a mark names are part of the log: they hold what the expired messages said.
 """
 
 from __future__ import annotations
 
-import binascii
 import json
 import logging
-import zlib
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
-from rmq_spark.log import file_encoder, file_format
+from rmq_spark.log import file_encoder, file_layout
+from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
-from rmq_spark.log.folds import ConsumerOffsets, SinkBatches
+from rmq_spark.log.fold import Fold
+from rmq_spark.log.legacy_state import unpack_state
+from rmq_spark.log.marks import Mark, SnapshotRef
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
 from rmq_spark.storage import paths
@@ -27,28 +31,31 @@ from rmq_spark.storage.base import Storage
 KEEP: Final = 2
 """Snapshots that stay when a newer one is written."""
 
+Loaded = tuple[LogState, list[type[Fold]]]
+"""A state, and the declared folds that it does not tell."""
+
+_DAMAGED: Final = (CorruptDataError, UnsupportedVersionError, AttributeError, KeyError, TypeError, ValueError)
+
 _log = logging.getLogger(__name__)
 
 
-def pack_state(state: LogState) -> str:
-    """The state as text for a segment's metadata."""
-    payloads = {name: payload.decode() for name, payload in state.dump().items()}
-    text = json.dumps(payloads, separators=(",", ":")).encode()
-    return binascii.b2a_base64(zlib.compress(text, 6), newline=False).decode()
+def write_snapshot(
+    storage: Storage, root: str, state: LogState, nonce: str, *, named: Iterable[str] = (), durable: bool = False
+) -> SnapshotRef:
+    """Write a snapshot of `state`, and drop older ones that tell nothing more.
 
-
-def unpack_state(text: str) -> LogState:
-    """The inverse of `pack_state`."""
-    payloads = json.loads(zlib.decompress(binascii.a2b_base64(text)))
-    return LogState.load({name: payload.encode() for name, payload in payloads.items()})
-
-
-def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str) -> str:
-    """Write a snapshot of `state`, drop all but the newest few, and return its path."""
+    Args:
+        storage: of the log.
+        root: of the log.
+        state: what it is a copy of.
+        nonce: makes its name.
+        named: snapshots that a mark names; they stay.
+        durable: whether it survives power loss.
+    """
     payloads = state.dump()
     batch = pa.RecordBatch.from_arrays(
         [pa.array(list(payloads), pa.string()), pa.array(list(payloads.values()), pa.binary())],
-        schema=file_format.SNAPSHOT_SCHEMA,
+        schema=file_layout.SNAPSHOT_SCHEMA,
     )
     firsts = state.commits.firsts
     doc = {
@@ -57,35 +64,110 @@ def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str) -> 
         "last": firsts[-1] if firsts else -1,
         "ts": state.store_ms,
         "nonce": nonce,
+        "folds": sorted(state.folds),
     }
     encoded = file_encoder.encode(file_encoder.make_blocks("snapshot", [batch]), doc)
     path = paths.snapshot(root, state.offset, nonce)
-    storage.create_if_absent(path, encoded, durable=False)
-    for name in sorted(_names(storage, root))[:-KEEP]:
-        storage.delete(f"{paths.snapshots(root)}/{name}")
-    return path
+    storage.create_if_absent(path, encoded, durable=durable)
+    _drop_older(storage, root, {path.rsplit("/", 1)[1], *named}, set(state.folds))
+    return SnapshotRef(path.rsplit("/", 1)[1], state.offset, encoded.tail.digest, tuple(sorted(state.folds)))
 
 
-def newest_state(storage: Storage, root: str, floor: int, floor_digest: str) -> LogState | None:
-    """Return the state of the newest snapshot at or above `floor` that the chain vouches for, if any."""
+def _drop_older(storage: Storage, root: str, kept: set[str], told: set[str]) -> None:
+    """Delete all but the newest few; an older one that alone holds some fold stays."""
+    listed = sorted(_names(storage, root), reverse=True)
+    for number, name in enumerate(listed):
+        if name in kept or number < KEEP:
+            continue
+        try:
+            folds = set(read_meta(storage, f"{paths.snapshots(root)}/{name}", "snapshot").doc.get("folds", ()))
+        except (NotFoundError, CorruptDataError):
+            folds = set()
+        except UnsupportedVersionError:
+            continue
+        if folds <= told:
+            storage.delete(f"{paths.snapshots(root)}/{name}")
+        told |= folds
+
+
+def newest_state(storage: Storage, root: str, mark: Mark, folds: Sequence[type[Fold]]) -> Loaded | None:
+    """The state of the newest snapshot above the mark's floor that the chain vouches for, if any.
+
+    One that tells all of `folds` is preferred to a newer one that does not.
+    """
+    newest: Loaded | None = None
     for name in sorted(_names(storage, root), reverse=True):
-        offset = paths.snapshot_offset(name)
-        if offset is None or offset < floor:
-            return None
-        state = load_snapshot(storage, root, f"{paths.snapshots(root)}/{name}", floor, floor_digest)
-        if state is not None:
-            return state
-    return None
+        if (paths.snapshot_offset(name) or 0) < mark.floor:
+            break
+        loaded = load_snapshot(storage, root, f"{paths.snapshots(root)}/{name}", mark, folds)
+        if loaded is not None and not loaded[1]:
+            return loaded
+        newest = newest or loaded
+    return newest
 
 
-def load_snapshot(storage: Storage, root: str, path: str, floor: int, floor_digest: str) -> LogState | None:
-    """Return the state in the snapshot at `path`, or None (with a log line) if it cannot be trusted."""
+def floor_state(storage: Storage, root: str, mark: Mark, folds: Sequence[type[Fold]]) -> Loaded:
+    """The state at the mark's floor, as the snapshot tells that the mark names.
+
+    Raises:
+        NotFoundError: the snapshot is gone.
+        CorruptDataError: it is damaged, or not the one that the mark names.
+    """
+    if not mark.floor:
+        return LogState(folds), []
+    for named in mark.snapshots:
+        if named.offset == mark.floor:
+            return LogState.load(_named_payloads(storage, root, named), folds)
+    last = mark.segments[-1]  # format version 1: the last segment carries it
+    meta = read_meta(storage, f"{paths.segments(root)}/{last.name}", "segment")
+    if meta.digest != last.digest:
+        raise meta.corrupt("not the segment that the mark names", expected=last.digest)
+    return LogState.load(unpack_state(meta.doc["state"]), folds)
+
+
+def stored_fold(
+    storage: Storage, root: str, mark: Mark, kind: type[Fold], end: int
+) -> tuple[int, tuple[Any, int]] | None:
+    """The newest stored copy of one fold at or below `end`: its offset, and its dump with the version; None: none.
+
+    Raises:
+        CorruptDataError: a snapshot that the mark names is damaged.
+    """
+    copies: list[tuple[int, tuple[Any, int]]] = [
+        (named.offset, _dump_of(_named_payloads(storage, root, named), kind))
+        for named in mark.snapshots
+        if kind.name in named.folds and mark.log_start <= named.offset <= end
+    ]
+    for name in sorted(_names(storage, root), reverse=True):
+        offset = paths.snapshot_offset(name) or 0
+        if not max(mark.floor, mark.log_start) <= offset <= end:
+            continue
+        payloads = _vouched_payloads(storage, root, f"{paths.snapshots(root)}/{name}", mark)
+        if payloads is not None and f"fold/{kind.name}" in payloads:
+            copies.append((offset, _dump_of(payloads, kind)))
+            break
+    return max(copies, key=lambda copy: copy[0], default=None)
+
+
+def load_snapshot(
+    storage: Storage, root: str, path: str, mark: Mark, folds: Sequence[type[Fold]] = ()
+) -> Loaded | None:
+    """The state in the snapshot at `path`, or None (with a log line) if it cannot be trusted."""
+    try:
+        payloads = _vouched_payloads(storage, root, path, mark)
+        return None if payloads is None else LogState.load(payloads, folds)
+    except _DAMAGED as error:
+        _log.warning("snapshot is damaged, skipped: %s", error)
+        return None
+
+
+def _vouched_payloads(storage: Storage, root: str, path: str, mark: Mark) -> dict[str, bytes] | None:
     try:
         meta = read_meta(storage, path, "snapshot")
         doc = meta.doc
-        if doc["offset"] == floor:
-            known = floor_digest
-        elif doc["last"] < floor:
+        if doc["offset"] == mark.floor:
+            known = mark.floor_digest
+        elif doc["last"] < mark.floor:
             return None
         else:
             commit = read_meta(storage, paths.commit(root, doc["last"]), "commit")
@@ -93,28 +175,45 @@ def load_snapshot(storage: Storage, root: str, path: str, floor: int, floor_dige
         if known != doc["digest"]:
             _log.warning("snapshot is of another history, skipped: %s", path)
             return None
-        return read_state(storage, meta)
+        return read_payloads(storage, meta)
     except NotFoundError:
         # Deleted between the listing and the read, or its commit was rolled: a newer start exists.
         return None
-    except (CorruptDataError, UnsupportedVersionError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except _DAMAGED as error:
         _log.warning("snapshot is damaged, skipped: %s", error)
         return None
+
+
+def _named_payloads(storage: Storage, root: str, named: SnapshotRef) -> dict[str, bytes]:
+    meta = read_meta(storage, f"{paths.snapshots(root)}/{named.name}", "snapshot")
+    if meta.digest != named.digest:
+        raise meta.corrupt("not the snapshot that the mark names", expected=named.digest)
+    return read_payloads(storage, meta)
+
+
+def _dump_of(payloads: Mapping[str, bytes], kind: type[Fold]) -> tuple[Any, int]:
+    value = json.loads(payloads[f"fold/{kind.name}"])
+    if value["version"] > kind.version:
+        raise UnsupportedVersionError(
+            "a newer version of rmq-spark wrote this state; upgrade", fold=kind.name, version=value["version"]
+        )
+    return value["state"], value["version"]
 
 
 def comparable(state: LogState, floor: int, starts: Queues) -> dict[str, bytes]:
     """The part of a state on which every fold of the same commits agrees, seen from a mark's floor and starts.
 
-    Left out is what depends on the reader: which marks it knew when, and what it knows to be durable; and who committed
-    offsets last and what sink batches held, which snapshots of older versions do not hold.
+    Left out is what depends on the reader: which marks it knew when, and what it knows to be durable.
     """
-    copy = LogState.load(state.dump())
-    copy.fold(ConsumerOffsets).last.clear()
-    copy.fold(SinkBatches).fingerprints.clear()
+    copy, _ = LogState.load(state.dump(), [type(fold) for fold in state.folds.values()])
     copy.commits.drop_below(floor)
     copy.queues.raise_starts(starts)
     copy.durable = 0
-    return {name: _sorted(payload) for name, payload in copy.dump().items()}
+    plain = copy.dump()
+    commits = json.loads(plain["commits"])
+    # Which commits' runs are listed depends on the version that made the copy.
+    plain["commits"] = json.dumps({name: commits[name] for name in ("firsts", "times", "sizes", "prints")}).encode()
+    return {name: _sorted(payload) for name, payload in plain.items()}
 
 
 def _sorted(payload: bytes) -> bytes:
@@ -122,13 +221,13 @@ def _sorted(payload: bytes) -> bytes:
     return json.dumps(json.loads(payload), sort_keys=True).encode()
 
 
-def read_state(storage: Storage, meta: file_format.FileMeta) -> LogState:
-    """The state in a snapshot file, check-sums verified."""
+def read_payloads(storage: Storage, meta: FileMeta) -> dict[str, bytes]:
+    """The payloads in a snapshot file by name, check-sums verified."""
     payloads: dict[str, bytes] = {}
     blocks = range(len(meta.places.rows))
     for _, batch in FileReader(storage, meta).read_blocks(blocks, ["name", "payload"]):
         payloads.update(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
-    return LogState.load(payloads)
+    return payloads
 
 
 def _names(storage: Storage, root: str) -> Iterator[str]:

@@ -1,39 +1,44 @@
 """The folded state of one log: everything that reading its commits in order tells.
 
-Nothing in here is stored as the truth; snapshots and segments carry copies that the chain vouches for.
+Nothing in here is stored as the truth; snapshots carry copies that the chain vouches for.
+
+Decisions are tried on this state: `open_trial`, then `admit` the rows of one caller after the other, then `keep_trial`
+when the commit that carries them has landed, or `undo_trial`. Whoever is interrupted in between must load it anew.
 """
 
 from __future__ import annotations
 
 import json
-from array import array
-from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from rmq_spark.log.file_format import FileMeta, pack, unpack
-from rmq_spark.log.folds import (
-    FOLD_TOPICS,
-    FOLDS,
-    LATER_FOLDS,
-    Fold,
-    Record,
-    RowFiles,
-    SinkBatches,
-    apply_record,
-)
+from rmq_spark.errors import InvalidRequestError, UnsupportedVersionError
+from rmq_spark.log import schema
+from rmq_spark.log.core_folds import CORE_FOLDS, FoldList, RowFiles, SinkBatches, SinkMark, Truncations
+from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.fold import UNREADABLE, Fold, Records, describe, unreadable
+from rmq_spark.log.marks import GENESIS
+from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.queues import Queues
+from rmq_spark.log.schema import Row
+from rmq_spark.log.tail_index import TailIndex
+from rmq_spark.log.undo import Journal
+from rmq_spark.model import names
 
-GENESIS: Final = "0" * 32
-"""What the first commit names as its predecessor's digest."""
+I64 = npt.NDArray[np.int64]
 
 WRITER_TTL_MS: Final = 7 * 24 * 3_600_000
 """How long the last append of a writer is remembered after it; later retries raise `OutcomeUnknownError`."""
 
 AnyFold = TypeVar("AnyFold", bound=Fold)
+
+_COLUMN: Final = {name: schema.ROWS.get_field_index(name) for name in schema.ROWS.names}
+_TOPIC, _QUEUE = _COLUMN["topic"], _COLUMN["queueId"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,45 +53,212 @@ class LastAppend:
 
 
 class LogState:
-    """State before the message at `offset`. Owned by one handle; not safe to share between threads."""
+    """State before the message at `offset`. Owned by one handle; not safe to share between threads.
 
-    def __init__(self) -> None:
+    Args:
+        folds: those that are folded beside the log's own.
+    """
+
+    def __init__(self, folds: Iterable[type[Fold]] = ()) -> None:
         self.offset = 0
         """The next commit's first offset: the log's exclusive end."""
         self.digest = GENESIS
         """Digest of the last commit."""
         self.store_ms = 0
         """storeTimestamp of the last commit."""
+        self.now_ms = 0
+        """While rules are asked: the storeTimestamp that the commit will have. What a rule judges by time, it judges by
+        this."""
         self.durable = 0
         """Everything below is known to survive power loss."""
         self.queues = Queues()
         self.writers: dict[str, LastAppend] = {}
         self.commits = TailIndex()
-        self.folds: dict[str, Fold] = {fold.topic: fold() for fold in FOLDS}
+        self.journal = Journal()
+        self.folds: dict[str, Fold] = {}
+        """By name."""
+        self._by_topic: dict[str, Fold] = {}
+        self._added: dict[tuple[str, int], int] = {}
+        self._truncated: list[str] = []
+        self.touched: set[str] = set()
+        """Names of the folds that have records on trial."""
+        for kind in (*CORE_FOLDS, *folds):
+            self.add_fold(kind)
+
+    # ------------------------------------------------------------ folds
+
+    def add_fold(self, kind: type[Fold]) -> Fold:
+        """Declare one more fold; it starts empty."""
+        known = self.folds.get(kind.name)
+        if known is not None:
+            return known
+        fold = self.folds[kind.name] = kind(self.journal)
+        for topic in kind.topics:
+            self._by_topic[topic] = fold
+        return fold
+
+    def drop_fold(self, kind: type[Fold]) -> None:
+        """Forget a fold whose state could not be learned."""
+        self.folds.pop(kind.name, None)
+        for topic in kind.topics:
+            self._by_topic.pop(topic, None)
 
     def fold(self, kind: type[AnyFold]) -> AnyFold:
-        """The fold of class `kind`."""
-        found = self.folds[kind.topic]
-        assert isinstance(found, kind)  # noqa: S101 - the registry maps each topic to its own class
-        return found
+        """The fold of class `kind`.
 
-    def apply(self, meta: FileMeta, records: Iterable[Record]) -> None:
-        """Take in the next commit; `records` are the rows of its system topics that have a fold."""
+        Raises:
+            InvalidRequestError: the log was opened without it.
+        """
+        known = self.folds.get(kind.name)
+        if not isinstance(known, kind):
+            raise InvalidRequestError("the log was opened without this fold; declare it with `use`", fold=kind.name)
+        return known
+
+    def fold_topics(self, topics: Iterable[str]) -> list[str]:
+        """Those of a commit's topics that a declared fold reads."""
+        return [topic for topic in topics if topic in self._by_topic]
+
+    def fold_of(self, topic: str) -> Fold:
+        """The fold that reads `topic`."""
+        return self._by_topic[topic]
+
+    def has_records(self, kind: type[Fold]) -> bool:
+        """Whether any message of the fold's topics was ever in this log."""
+        return any(next(iter(self.queues.of_topic(topic)), None) is not None for topic in kind.topics)
+
+    def folds_in_use(self) -> dict[str, tuple[str, ...]]:
+        """Name -> topics of every fold that has records here: as the log's list says, and those this handle knows."""
+        used = dict(self.fold(FoldList).topics_of)
+        for name, fold in self.folds.items():
+            if self.has_records(type(fold)):
+                used[name] = fold.topics
+        return used
+
+    # ------------------------------------------------------------ commits
+
+    def apply(self, meta: FileMeta, records: Iterable[Records]) -> None:
+        """Take in the next commit; `records` are the rows of those of its topics that a declared fold reads."""
         doc = meta.doc
-        for record in records:
-            apply_record(self.folds[record.topic], record, self.queues)
-        self.queues.advance(meta.runs, parts_of(doc))
-        self.offset = doc["first"] + meta.rows
-        self.digest = meta.digest
-        self.store_ms = doc["ts"]
-        if doc["flush"] == "sync":
-            self.durable = self.offset
-        self.writers[doc["writer"]] = LastAppend(doc["epoch"], doc["seq"], doc["handle"], doc["ts"])
-        if app := doc.get("app"):
+        truncated: list[str] = []
+        for each in records:
+            try:
+                self._by_topic[each.topic].apply(each)
+                if each.topic in Truncations.topics:
+                    truncated += Truncations.names(each)
+            except UNREADABLE as error:
+                raise unreadable(each.topic, doc["first"], error) from error
+        for app in apps_of(doc):
             self.fold(SinkBatches).land(*app[:3])
         if files := doc.get("files"):
             self.fold(RowFiles).refer([file[0] for file in files], doc["first"])
-        self.commits.add(doc["first"], doc["ts"], meta.size, fingerprint(meta.digest))
+        self._advance(meta, truncated)
+
+    def _advance(self, meta: FileMeta, truncated: Sequence[str]) -> None:
+        doc = meta.doc
+        for topic in truncated:
+            self.queues.truncate(topic)
+        self.queues.advance(meta.runs, parts_of(doc))
+        self.offset = doc["first"] + meta.rows
+        self.digest = meta.digest
+        self.store_ms = self.now_ms = doc["ts"]
+        if doc["flush"] == "sync":
+            self.durable = self.offset
+        self.writers[doc["writer"]] = LastAppend(doc["epoch"], doc["seq"], doc["handle"], doc["ts"])
+        self.commits.add(meta)
+
+    # ------------------------------------------------------------ trials
+
+    def open_trial(self, now_ms: int) -> None:
+        """Begin to ask rules for a commit that will have this time."""
+        self.now_ms = now_ms
+        self._added.clear()
+        self._truncated.clear()
+        self.touched.clear()
+        self.journal.open()
+
+    def admit(self, batch: MessageBatch | None, app: SinkMark | None = None) -> None:
+        """Take the rows of one caller in, on trial.
+
+        Raises:
+            InvalidRequestError: a state message that its fold cannot read, or that no declared fold reads; the state is
+                as it was before the call.
+        """
+        position, added = self.journal.position(), dict(self._added)
+        try:
+            if app is not None:
+                self.fold(SinkBatches).land(*app)
+            if batch is not None and batch.rows is not None:
+                self._admit_rows(batch.rows)
+            elif batch is not None:
+                self._refuse_state_rows(batch.topics())
+        except BaseException:
+            self.journal.undo(position)
+            self._added = added
+            raise
+
+    def _refuse_state_rows(self, topics: Sequence[str]) -> None:
+        if kept := [topic for topic in topics if topic in self._by_topic or topic in names.STATE_TOPICS]:
+            raise InvalidRequestError("state messages are appended one by one, not as a table", topics=kept)
+
+    def _admit_rows(self, rows: Sequence[Row]) -> None:
+        if not any(row[_TOPIC] in self._by_topic or row[_TOPIC] in names.STATE_TOPICS for row in rows):
+            return
+        for topic, members in groupby(rows, key=lambda row: row[_TOPIC]):
+            fold = self._by_topic.get(topic)
+            if fold is None:
+                if topic in names.STATE_TOPICS or topic in self._foreign_topics():
+                    raise InvalidRequestError(
+                        "no fold of this handle reads the topic; declare it with `use`", topic=topic
+                    )
+                continue
+            records = self._trial_records(fold, topic, list(members))
+            try:
+                self.touched.add(fold.name)
+                fold.apply(records)
+                if topic in Truncations.topics:
+                    self._truncated += Truncations.names(records)
+            except UNREADABLE as error:
+                raise InvalidRequestError(
+                    "not a state message that can be read back", topic=topic, reason=describe(error)
+                ) from error
+
+    def _foreign_topics(self) -> set[str]:
+        return {topic for topics in self.fold(FoldList).topics_of.values() for topic in topics}
+
+    def _trial_records(self, fold: Fold, topic: str, rows: Sequence[Row]) -> Records:
+        wanted = fold.columns
+        offsets: list[int] = []
+        if "queueOffset" in wanted:
+            for row in rows:
+                place = (topic, row[_QUEUE])
+                at = self._added.get(place, 0)
+                self._added[place] = at + 1
+                offsets.append(self.queues.bounds(*place)[1] + at)
+        return Records(
+            topic,
+            [self.now_ms] * len(rows),
+            bodies=[row[_COLUMN["body"]] for row in rows] if "body" in wanted else (),
+            queue_ids=[row[_QUEUE] for row in rows] if "queueId" in wanted else (),
+            queue_offsets=offsets,
+            msg_ids=[row[_COLUMN["msgId"]] for row in rows] if "msgId" in wanted else (),
+            properties=[dict(row[_COLUMN["properties"]]) for row in rows] if "properties" in wanted else (),
+            born_ms=[row[_COLUMN["bornTimestamp"]] for row in rows] if "bornTimestamp" in wanted else (),
+        )
+
+    def undo_trial(self) -> None:
+        """The commit did not land: everything is as before `open_trial`."""
+        self.journal.undo()
+        self.journal.close()
+        self.now_ms = self.store_ms
+
+    def keep_trial(self, meta: FileMeta) -> None:
+        """The commit has landed: what was tried is the state, and the log goes on behind it."""
+        self.journal.close()
+        if files := meta.doc.get("files"):
+            self.fold(RowFiles).refer([file[0] for file in files], meta.doc["first"])
+        self._advance(meta, self._truncated)
+
+    # ------------------------------------------------------------ copies
 
     def last_append(self, writer: str) -> LastAppend | None:
         """The newest commit of `writer`, if it is still remembered."""
@@ -96,7 +268,7 @@ class LogState:
         return last
 
     def dump(self) -> dict[str, bytes]:
-        """The state as named payloads, for snapshots and segments."""
+        """The state as named payloads, for snapshots."""
         self.writers = {
             name: last for name, last in self.writers.items() if last.store_ms >= self.store_ms - WRITER_TTL_MS
         }
@@ -110,87 +282,60 @@ class LogState:
             },
         }
         payloads: dict[str, Any] = {"core": core, "queues": self.queues.dump(), "commits": self.commits.dump()}
-        for fold in self.folds.values():
-            value = fold.dump()
-            if value or fold.name not in LATER_FOLDS:
-                payloads[fold.name] = value
+        for name, fold in sorted(self.folds.items()):
+            payloads[f"fold/{name}"] = {"version": fold.version, "state": fold.dump()}
         return {name: json.dumps(value, separators=(",", ":")).encode() for name, value in payloads.items()}
 
     @classmethod
-    def load(cls, payloads: dict[str, bytes]) -> LogState:
-        """The inverse of `dump`; a fold that the writer did not know starts empty."""
+    def load(cls, payloads: Mapping[str, bytes], folds: Iterable[type[Fold]] = ()) -> tuple[LogState, list[type[Fold]]]:
+        """The inverse of `dump`, and which of `folds` it does not tell: a payload that is absent means unknown.
+
+        A fold that no record was ever written for is empty, whoever made the copy.
+        """
         self = cls()
         core = json.loads(payloads["core"])
         self.offset, self.digest, self.store_ms = core["offset"], core["digest"], core["ts"]
-        self.durable = core["durable"]
+        self.now_ms, self.durable = self.store_ms, core["durable"]
         self.writers = {name: LastAppend(*last) for name, last in core["writers"].items()}
         self.queues = Queues.load(json.loads(payloads["queues"]))
         self.commits = TailIndex.load(json.loads(payloads["commits"]))
-        for fold in self.folds.values():
-            if fold.name in payloads:
-                fold.load(json.loads(payloads[fold.name]))
-        return self
+        unknown = []
+        for kind in (*CORE_FOLDS, *folds):
+            fold = self.add_fold(kind)
+            if not load_fold(fold, payloads) and self.has_records(kind) and kind is not FoldList:
+                self.drop_fold(kind)
+                unknown.append(kind)
+        return self, unknown
 
 
-class TailIndex:
-    """First offset, store time, size and fingerprint of each commit that is not rolled yet: 32 bytes a commit.
+def load_fold(fold: Fold, payloads: Mapping[str, bytes]) -> bool:
+    """Let `fold` take its state out of a snapshot's payloads; False if it is not there.
 
-    The fingerprint tells a commit from an orphan: a reader that planned to read a name, and slept until it was freed
-    and taken again by a writer that slept even longer, finds another file there.
+    Raises:
+        UnsupportedVersionError: a newer version wrote it.
     """
-
-    def __init__(self) -> None:
-        self.firsts = array("q")
-        self.times = array("q")
-        self.sizes = array("q")
-        self.prints = array("q")
-
-    def add(self, first: int, store_ms: int, size: int, print_: int) -> None:
-        """Note the newest commit."""
-        self.firsts.append(first)
-        self.times.append(store_ms)
-        self.sizes.append(size)
-        self.prints.append(print_)
-
-    def drop_below(self, floor: int) -> None:
-        """Forget the commits that were rolled."""
-        count = bisect_right(self.firsts, floor - 1)
-        if count:
-            del self.firsts[:count], self.times[:count], self.sizes[:count], self.prints[:count]
-
-    def from_offset(self, offset: int) -> list[int]:
-        """First offsets of the commits that hold `offset` or later ones."""
-        at = max(0, bisect_right(self.firsts, offset) - 1)
-        return self.firsts[at:].tolist()
-
-    def dump(self) -> dict[str, str]:
-        """The index as a JSON value."""
-        return {name: pack(np.diff(np.frombuffer(getattr(self, name), np.int64), prepend=0)) for name in _TAIL_COLUMNS}
-
-    @classmethod
-    def load(cls, value: dict[str, str]) -> TailIndex:
-        """The inverse of `dump`."""
-        self = cls()
-        for name in _TAIL_COLUMNS:
-            numbers = np.cumsum(unpack(value[name], "i8"), dtype=np.int64)
-            getattr(self, name).frombytes(numbers.tobytes())
-        return self
+    text = payloads.get(f"fold/{fold.name}")
+    if text is not None:
+        value = json.loads(text)
+        if value["version"] > fold.version:
+            raise UnsupportedVersionError(
+                "a newer version of rmq-spark wrote this state; upgrade", fold=fold.name, version=value["version"]
+            )
+        fold.load(value["state"], value["version"])
+        return True
+    if fold.name in payloads:  # format version 1
+        fold.load(json.loads(payloads[fold.name]), 0)
+        return True
+    return False
 
 
-_TAIL_COLUMNS: Final = ("firsts", "times", "sizes", "prints")
+def apps_of(doc: Mapping[str, Any]) -> list[list[Any]]:
+    """The sink batches that a commit carries; format version 1 had one at most."""
+    one = doc.get("app")
+    return [one] if one else doc.get("apps", [])
 
 
-def fingerprint(digest: str) -> int:
-    """The first 63 bits of a digest, as an integer that fits everywhere."""
-    return int(digest[:16], 16) >> 1
-
-
-def parts_of(doc: dict[str, Any]) -> list[int]:
+def parts_of(doc: Mapping[str, Any]) -> list[int]:
     """Runs of each file of a commit: one part inline, else one for each referenced file."""
     files = doc.get("files")
     return [file[4] for file in files] if files else [-1]
-
-
-def state_topics(topics: list[str]) -> list[str]:
-    """Those of a commit's topics that have a fold."""
-    return [topic for topic in topics if topic in FOLD_TOPICS]

@@ -1,48 +1,35 @@
 """Where a moment is in a queue, and when a queue's message was stored, from metadata and a block or two.
 
-storeTimestamp never goes back along a log, so a moment is a place in the log, and its offset in a queue is how many
-messages the queue had before that place. One file tells: the segment that the place is in, or, among the commits behind
-the segments, the nearest one on either side that holds the queue. Nothing is scanned.
+storeTimestamp never goes back along a log, so a moment is a place in the log, and its offset in a queue is where the
+queue's first run at or behind that place begins. The tail index tells it of commits, a segment's run index of segments;
+where a segment has no message of the queue, the next one that has some tells. Nothing is scanned.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.file_reader import FileReader, read_meta
+from rmq_spark.log.file_reader import FileReader
+from rmq_spark.log.files import LogFiles, read_planned
 from rmq_spark.log.marks import Mark, SegmentRef
 from rmq_spark.log.queues import Queues
-from rmq_spark.log.snapshot import unpack_state
-from rmq_spark.log.state import fingerprint
-from rmq_spark.storage import paths
 
 if TYPE_CHECKING:
     from rmq_spark.log.commit_log import CommitLog
     from rmq_spark.log.view import LogView
-    from rmq_spark.storage.base import Storage
 
 I64 = npt.NDArray[np.int64]
 Answer = TypeVar("Answer")
 Queue = tuple[str, int]
 """Topic and queue id, within one log."""
-
-SEGMENTS_KEPT: Final = 64
-"""So many segments' metadata are kept between calls."""
-RUNS_KEPT: Final = 1_000_000
-"""So many runs of commits are kept between calls: some 40 MB."""
-_FEW: Final = 16
 
 
 class Boundary(StrEnum):
@@ -81,35 +68,42 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ground:
-    """A log as it was at one look."""
+class _Tail:
+    """The runs of one queue in the commits that are not rolled."""
+
+    commits: I64
+    """First offset of each commit that holds the queue, ascending."""
+    bases: I64
+    """Queue offset at which its run there begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LogSnapshot:
+    """A log as of one refresh."""
 
     mark: Mark
     firsts: I64
-    """First offsets of the commits behind the segments, and their times and fingerprints."""
+    """First offsets of the commits behind the segments, their times and fingerprints."""
     times: I64
-    prints: I64
+    fingerprints: I64
+    wide: list[int]
+    """First offsets of commits whose runs only their metadata tells."""
     bounds: dict[Queue, tuple[int, int]]
     """First held and next offset of the queues that were asked for."""
+    tails: dict[Queue, _Tail]
 
 
 class _Segment:
-    """What is needed of a segment's metadata."""
+    """A segment's run index, as far as times and offsets are concerned."""
 
-    def __init__(self, storage: Storage, meta: FileMeta) -> None:
+    def __init__(self, files: LogFiles, meta: FileMeta) -> None:
         self.meta = meta
         self.first_rows = meta.runs.first_rows()
-        self._state: str = meta.doc["state"]
-        meta.doc.pop("bloom", None)  # the largest part, and nobody looks at keys here
-        self._storage = storage
-
-    @cached_property
-    def ends(self) -> Queues:
-        """The queues as they were at the segment's end."""
-        return unpack_state(self._state).queues
+        self._files = files
+        self._times: dict[int, I64] = {}
 
     def find(self, topic: str, queues: I64) -> tuple[I64, I64, I64]:
-        """Per queue: number of its run (-1: none), and its offsets at the segment's beginning and end."""
+        """Per queue: number of its run (-1: none), and where that run begins and ends."""
         runs = self.meta.runs
         index = runs.topics.index(topic) if topic in runs.topics else -1
         low, high = np.searchsorted(runs.topic, [index, index + 1]) if index >= 0 else (0, 0)
@@ -122,11 +116,9 @@ class _Segment:
         begin[has] = self.meta.bases[run[has]]
         end = begin.copy()
         end[has] += runs.rows[run[has]]
-        if not has.all():
-            begin[~has] = end[~has] = [self.ends.bounds(topic, queue)[1] for queue in queues[~has].tolist()]
         return run, begin, end
 
-    def first_row(self, run: int, ms: int, blocks: dict[int, I64]) -> int:
+    def first_row(self, run: int, ms: int) -> int:
         """Which of the run's rows is the first stored at `ms` or later; their number when none is."""
         starts, bounds = self.meta.block_rows, self.meta.block_bounds
         low = int(self.first_rows[run])
@@ -139,61 +131,33 @@ class _Segment:
             first, last = max(low, int(starts[block])), min(high, int(starts[block + 1]))
             if int(bounds[block, 2]) >= ms:
                 return first - low
-            times = self.times(block, blocks)[first - int(starts[block]) : last - int(starts[block])]
+            times = self._times_of(block)[first - int(starts[block]) : last - int(starts[block])]
             row = first + int(np.searchsorted(times, ms))
             if row < last:
                 return row - low
         return high - low
 
-    def time_of(self, row: int, blocks: dict[int, I64]) -> int:
+    def time_of(self, row: int) -> int:
         """When a row was stored."""
         starts, bounds = self.meta.block_rows, self.meta.block_bounds
         block = int(np.searchsorted(starts, row, "right")) - 1
         if bounds[block, 2] == bounds[block, 3]:
             return int(bounds[block, 2])
-        return int(self.times(block, blocks)[row - int(starts[block])])
+        return int(self._times_of(block)[row - int(starts[block])])
 
-    def times(self, block: int, blocks: dict[int, I64]) -> I64:
-        """The storeTimestamp column of a block; `blocks` keeps what this call has read."""
-        found = blocks.get(block)
-        if found is None:
-            _, batch = next(FileReader(self._storage, self.meta).read_blocks([block], ["storeTimestamp"]))
-            found = blocks[block] = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """The run index of a commit."""
-
-    topics: list[str]
-    topic: I64
-    queue: I64
-    base: I64
-    end: I64
-
-    def of(self, wanted: Mapping[str, Iterable[int]]) -> Iterable[tuple[Queue, int, int]]:
-        """Those of the wanted queues that have rows here, each with its range; one in several row files comes often."""
-        for index, topic in enumerate(self.topics):
-            open_ = wanted.get(topic)
-            if not open_:
-                continue
-            mine = np.flatnonzero(self.topic == index)
-            if len(mine) > _FEW:
-                mine = mine[np.isin(self.queue[mine], np.fromiter(open_, np.int64))]
-            rows = (self.queue[mine].tolist(), self.base[mine].tolist(), self.end[mine].tolist())
-            yield from (((topic, queue), base, end) for queue, base, end in zip(*rows, strict=True) if queue in open_)
+    def _times_of(self, block: int) -> I64:
+        times = self._times.get(block)
+        if times is None:
+            _, batch = next(FileReader(self._files.storage, self.meta).read_blocks([block], ["storeTimestamp"]))
+            times = self._times[block] = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        return times
 
 
 class TimeSearch:
-    """Searches one log by time; remembers the metadata it has read. Safe to use from any thread."""
+    """Searches one log by time. Safe to use from any thread."""
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
-        self._lock = threading.Lock()
-        self._segments: OrderedDict[str, _Segment] = OrderedDict()
-        self._commits: OrderedDict[tuple[int, int], _Runs] = OrderedDict()
-        self._kept = 0
 
     def search(self, queues: Iterable[Queue], ms: int, boundary: Boundary = Boundary.LOWER) -> dict[Queue, int]:
         """The offset that the moment `ms` means in each queue; never one that is no longer held, except for 0.
@@ -203,14 +167,18 @@ class TimeSearch:
         """
         wanted = list(dict.fromkeys(queues))
         moment = ms if boundary is Boundary.LOWER else ms + 1
-        ground, found = self._ask(wanted, lambda ground: self._lower(ground, wanted, moment))
-        result = {}
-        for queue, (start, end) in ground.bounds.items():
-            at = min(max(found[queue], start), end)
-            if boundary is Boundary.UPPER:
-                at = at - 1 if at > start else 0
-            result[queue] = at
-        return result
+
+        def offsets(seen: _LogSnapshot) -> dict[Queue, int]:
+            lower = self._lower(seen, wanted, moment)
+            result = {}
+            for queue, (start, end) in seen.bounds.items():
+                at = min(max(lower[queue], start), end)
+                if boundary is Boundary.UPPER:
+                    at = at - 1 if at > start else 0
+                result[queue] = at
+            return result
+
+        return self._ask(wanted, offsets)
 
     def spans(self, queues: Iterable[Queue]) -> dict[Queue, Span]:
         """What each queue holds, and from when to when.
@@ -220,13 +188,13 @@ class TimeSearch:
         """
         wanted = list(dict.fromkeys(queues))
 
-        def times(ground: _Ground) -> tuple[dict[Queue, int], dict[Queue, int]]:
-            first = {queue: ground.bounds[queue][0] for queue in wanted}
-            last = {queue: ground.bounds[queue][1] - 1 for queue in wanted}
-            return self._store_times(ground, first), self._store_times(ground, last)
+        def spans(seen: _LogSnapshot) -> dict[Queue, Span]:
+            first = {queue: seen.bounds[queue][0] for queue in wanted}
+            last = {queue: seen.bounds[queue][1] - 1 for queue in wanted}
+            firsts, lasts = self._store_times(seen, first), self._store_times(seen, last)
+            return {queue: Span(*seen.bounds[queue], firsts.get(queue), lasts.get(queue)) for queue in wanted}
 
-        ground, (firsts, lasts) = self._ask(wanted, times)
-        return {queue: Span(*ground.bounds[queue], firsts.get(queue), lasts.get(queue)) for queue in wanted}
+        return self._ask(wanted, spans)
 
     def backlogs(self, offsets: Mapping[Queue, int]) -> dict[Queue, Backlog]:
         """What each queue holds from an offset on, or from the first that it still holds.
@@ -235,12 +203,12 @@ class TimeSearch:
             CorruptDataError: a file is damaged or missing.
         """
 
-        def times(ground: _Ground) -> dict[Queue, int]:
-            first = {queue: max(offset, ground.bounds[queue][0]) for queue, offset in offsets.items()}
-            return self._store_times(ground, first)
+        def backlogs(seen: _LogSnapshot) -> dict[Queue, Backlog]:
+            first = {queue: max(offset, seen.bounds[queue][0]) for queue, offset in offsets.items()}
+            oldest = self._store_times(seen, first)
+            return {queue: Backlog(*seen.bounds[queue], oldest.get(queue)) for queue in offsets}
 
-        ground, oldest = self._ask(list(offsets), times)
-        return {queue: Backlog(*ground.bounds[queue], oldest.get(queue)) for queue in offsets}
+        return self._ask(list(offsets), backlogs)
 
     def stored_at(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
         """When the messages at these offsets were stored, of deleted topics, too; without those that have expired.
@@ -249,192 +217,138 @@ class TimeSearch:
             CorruptDataError: a file is damaged or missing.
         """
 
-        def times(ground: _Ground) -> dict[Queue, int]:
-            expired = Queues.load(ground.mark.starts)
-            whole = {queue: (expired.bounds(*queue)[1], end) for queue, (_, end) in ground.bounds.items()}
-            return self._store_times(replace(ground, bounds=whole), offsets)
+        def times(seen: _LogSnapshot) -> dict[Queue, int]:
+            expired = Queues.load(seen.mark.starts)
+            whole = {queue: (expired.bounds(*queue)[1], end) for queue, (_, end) in seen.bounds.items()}
+            return self._store_times(replace(seen, bounds=whole), offsets)
 
-        return self._ask(list(offsets), times)[1]
+        return self._ask(list(offsets), times)
 
     # ------------------------------------------------------------ by time
 
-    def _lower(self, ground: _Ground, wanted: list[Queue], ms: int) -> dict[Queue, int]:
-        segment = next((segment for segment in ground.mark.segments if segment.max_ms >= ms), None)
-        if segment is None:
-            return self._lower_in_tail(ground, wanted, int(np.searchsorted(ground.times, ms)))
-        file = self._segment(segment)
-        blocks: dict[int, I64] = {}
-        found = {}
-        for topic, queues in _by_topic(wanted).items():
-            run, begin, end = file.find(topic, queues)
-            rows = zip(queues.tolist(), run.tolist(), begin.tolist(), end.tolist(), strict=True)
-            for queue, number, first, last in rows:
-                found[topic, queue] = last if number < 0 else first + file.first_row(number, ms, blocks)
-        return found
+    def _lower(self, seen: _LogSnapshot, wanted: list[Queue], ms: int) -> dict[Queue, int]:
+        segments = seen.mark.segments
+        number = next((number for number, segment in enumerate(segments) if segment.max_ms >= ms), len(segments))
+        if number == len(segments):
+            return self._tail_bases(seen, wanted, int(np.searchsorted(seen.times, ms)))
+        result: dict[Queue, int] = {}
+        left = wanted
+        moment: int | None = ms
+        for segment in segments[number:]:
+            if not left:
+                return result
+            file = self._segment(segment)
+            for topic, queues in _by_topic(left).items():
+                run, begin, _ = file.find(topic, queues)
+                for queue, row, first in zip(queues.tolist(), run.tolist(), begin.tolist(), strict=True):
+                    if row >= 0:
+                        result[topic, queue] = first if moment is None else first + file.first_row(row, moment)
+            left = [queue for queue in left if queue not in result]
+            moment = None  # all messages of the segments behind are late enough
+        return {**result, **self._tail_bases(seen, left, 0)}
 
-    def _lower_in_tail(self, ground: _Ground, wanted: list[Queue], at: int) -> dict[Queue, int]:
-        """What the queues' ends were before the commit number `at`: known from the nearest one that has the queue."""
-        floor = self._ends_at_floor(ground, wanted)
-        found = {queue: floor[queue] for queue in wanted if floor[queue] == ground.bounds[queue][1]}
-        open_ = _Open(queue for queue in wanted if queue not in found)
-        after, before = at, at - 1
-        while open_.left:
-            if after == len(ground.firsts):
-                found.update({queue: ground.bounds[queue][1] for queue in open_.queues()})
-                break
-            if before < 0:
-                found.update({queue: floor[queue] for queue in open_.queues()})
-                break
-            # Where both sides have a queue, they say the same. Of one in several files of a commit, the first one tells
-            # where it began, the last one where it ended.
-            here = {queue: end for queue, _, end in self._runs(ground, before).of(open_.by_topic)}
-            runs = list(self._runs(ground, after).of(open_.by_topic))
-            here.update({queue: base for queue, base, _ in reversed(runs)})
-            found.update(here)
-            for queue in here:
-                open_.close(queue)
-            after, before = after + 1, before - 1
-        return found
+    def _tail_bases(self, seen: _LogSnapshot, wanted: Sequence[Queue], at: int) -> dict[Queue, int]:
+        """Where each queue's first run at or behind the commit number `at` begins; its end where there is none."""
+        from_first = int(seen.firsts[at]) if at < len(seen.firsts) else 1 << 62
+        result: dict[Queue, int] = {}
+        near: dict[Queue, int] = {}
+        for queue in wanted:
+            tail = seen.tails[queue]
+            place = int(np.searchsorted(tail.commits, from_first))
+            inside = place < len(tail.commits)
+            result[queue] = int(tail.bases[place]) if inside else seen.bounds[queue][1]
+            near[queue] = int(tail.commits[place]) if inside else 1 << 62
+        for first in seen.wide:
+            if first < from_first:
+                continue
+            for queue, base, _ in self._wide_runs(seen, first, [q for q in wanted if near[q] > first]):
+                if near[queue] > first:
+                    result[queue], near[queue] = base, first
+        return result
 
     # ------------------------------------------------------------ by offset
 
-    def _store_times(self, ground: _Ground, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
-        held = {q: offset for q, offset in offsets.items() if ground.bounds[q][0] <= offset < ground.bounds[q][1]}
-        floor = self._ends_at_floor(ground, list(held))
-        found = self._times_in_tail(ground, {q: offset for q, offset in held.items() if offset >= floor[q]})
+    def _store_times(self, seen: _LogSnapshot, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
+        held = {q: offset for q, offset in offsets.items() if seen.bounds[q][0] <= offset < seen.bounds[q][1]}
+        floor = self._tail_bases(seen, list(held), 0)
+        times = self._times_in_tail(seen, {q: offset for q, offset in held.items() if offset >= floor[q]})
         rolled = {q: offset for q, offset in held.items() if offset < floor[q]}
         for topic, queues in _by_topic(rolled).items():
             wanted = np.array([rolled[topic, queue] for queue in queues.tolist()], np.int64)
-            self._times_in_segments(ground.mark.segments, topic, queues, wanted, found)
-        return found
+            self._times_in_segments(seen.mark.segments, topic, queues, wanted, times)
+        return times
 
-    def _times_in_tail(self, ground: _Ground, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
-        found: dict[Queue, int] = {}
-        open_ = _Open(offsets)
-        # From both ends: most who ask are near one of them.
-        count = len(ground.firsts)
-        for step in range(count):
-            if not open_.left:
-                break
-            at = count - 1 - step // 2 if step % 2 == 0 else step // 2
-            for queue, base, end in self._runs(ground, at).of(open_.by_topic):
-                if base <= offsets[queue] < end and open_.close(queue):
-                    found[queue] = int(ground.times[at])
-        return found
+    def _times_in_tail(self, seen: _LogSnapshot, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
+        commits: dict[Queue, int] = {}
+        for queue, offset in offsets.items():
+            tail = seen.tails[queue]
+            place = int(np.searchsorted(tail.bases, offset, "right")) - 1
+            if place >= 0:
+                commits[queue] = int(tail.commits[place])
+        for first in seen.wide:
+            # A queue may be in wide and in narrow commits: the last run that begins at or before the offset holds it.
+            for queue, base, _ in self._wide_runs(seen, first, list(offsets)):
+                if base <= offsets[queue] and first > commits.get(queue, -1):
+                    commits[queue] = first
+        return {queue: int(seen.times[np.searchsorted(seen.firsts, first)]) for queue, first in commits.items()}
 
     def _times_in_segments(
-        self, segments: tuple[SegmentRef, ...], topic: str, queues: I64, offsets: I64, found: dict[Queue, int]
+        self, segments: Sequence[SegmentRef], topic: str, queues: I64, offsets: I64, times: dict[Queue, int]
     ) -> None:
-        """Halve the segments until each offset is found; every segment is looked at once at most."""
+        """Halve the segments until each offset is found; one without messages of a queue tells no direction."""
         if not len(queues) or not segments:
             return
         middle = len(segments) // 2
         file = self._segment(segments[middle])
         run, begin, end = file.find(topic, queues)
         here = (run >= 0) & (begin <= offsets) & (offsets < end)
-        blocks: dict[int, I64] = {}
         rows = file.first_rows[run[here]] + offsets[here] - begin[here]
         for queue, row in zip(queues[here].tolist(), rows.tolist(), strict=True):
-            found[topic, queue] = file.time_of(row, blocks)
-        earlier = ~here & (offsets < begin)
-        later = ~here & (offsets >= end)
-        self._times_in_segments(segments[:middle], topic, queues[earlier], offsets[earlier], found)
-        self._times_in_segments(segments[middle + 1 :], topic, queues[later], offsets[later], found)
+            times[topic, queue] = file.time_of(row)
+        later = ~here & ((run < 0) | (offsets >= end))
+        self._times_in_segments(segments[middle + 1 :], topic, queues[later], offsets[later], times)
+        open_ = np.array([(topic, queue) not in times for queue in queues.tolist()])
+        earlier = open_ & ((run < 0) | (offsets < begin))
+        self._times_in_segments(segments[:middle], topic, queues[earlier], offsets[earlier], times)
 
     # ------------------------------------------------------------ files
 
-    def _ask(self, wanted: list[Queue], answer: Callable[[_Ground], Answer]) -> tuple[_Ground, Answer]:
-        """Look at the log and work out an answer; look again when files moved meanwhile."""
-
-        def take(view: LogView) -> _Ground:
+    def _ask(self, wanted: list[Queue], answer: Callable[[_LogSnapshot], Answer]) -> Answer:
+        def take(view: LogView) -> _LogSnapshot:
             commits = view.state.commits
-            firsts, times, prints = (
-                np.frombuffer(column, np.int64).copy() for column in (commits.firsts, commits.times, commits.prints)
+            firsts, times, fingerprints = (
+                np.frombuffer(column, np.int64).copy() if column else np.empty(0, np.int64)
+                for column in (commits.firsts, commits.times, commits.prints)
             )
-            return _Ground(view.mark, firsts, times, prints, {q: view.state.queues.bounds(*q) for q in wanted})
+            bounds = {q: view.state.queues.bounds(*q) for q in wanted}
+            tails = {q: _Tail(*commits.runs_of(*q)) for q in wanted}
+            return _LogSnapshot(view.mark, firsts, times, fingerprints, list(commits.wide), bounds, tails)
 
-        epoch = -1
-        with self._lock:
-            while True:
-                ground = self._log.look(take)
-                try:
-                    return ground, answer(ground)
-                except NotFoundError as error:
-                    if ground.mark.epoch == epoch:
-                        raise CorruptDataError(
-                            "a file of the log is missing or another one stands in its place", **error.context
-                        ) from error
-                    epoch = ground.mark.epoch
-
-    def _ends_at_floor(self, ground: _Ground, wanted: list[Queue]) -> dict[Queue, int]:
-        """Where the queues stood when the last segment ended."""
-        found = dict.fromkeys(wanted, 0)
-        if ground.mark.segments:
-            file = self._segment(ground.mark.segments[-1])
-            for topic, queues in _by_topic(wanted).items():
-                _, _, end = file.find(topic, queues)
-                found.update(zip(((topic, queue) for queue in queues.tolist()), end.tolist(), strict=True))
-        return found
+        return read_planned(self._log, take, answer)
 
     def _segment(self, segment: SegmentRef) -> _Segment:
-        found = self._segments.get(segment.name)
-        if found is None:
-            meta = read_meta(self._log.storage, f"{paths.segments(self._log.root)}/{segment.name}", "segment")
-            if meta.digest != segment.digest:
-                raise meta.corrupt("not the segment that the mark names", expected=segment.digest)
-            found = self._segments[segment.name] = _Segment(self._log.storage, meta)
-            if len(self._segments) > SEGMENTS_KEPT:
-                self._segments.popitem(last=False)
-        self._segments.move_to_end(segment.name)
+        return _Segment(self._log.files, self._log.files.segment(segment))
+
+    def _wide_runs(self, seen: _LogSnapshot, first: int, wanted: Sequence[Queue]) -> list[tuple[Queue, int, int]]:
+        """The runs of the wanted queues in a commit that the tail index does not list: queue, begin and end."""
+        if not wanted:
+            return []
+        number = int(np.searchsorted(seen.firsts, first))
+        [meta] = self._log.files.commits([(first, int(seen.fingerprints[number]))])
+        runs = meta.runs
+        found: list[tuple[Queue, int, int]] = []
+        for topic, queues in _by_topic(wanted).items():
+            if topic not in runs.topics:
+                continue
+            mine = np.flatnonzero((runs.topic == runs.topics.index(topic)) & np.isin(runs.queue, queues))
+            for run in mine.tolist():
+                base = int(meta.bases[run])
+                found.append(((topic, int(runs.queue[run])), base, base + int(runs.rows[run])))
         return found
-
-    def _runs(self, ground: _Ground, at: int) -> _Runs:
-        first, print_ = int(ground.firsts[at]), int(ground.prints[at])
-        found = self._commits.get((first, print_))
-        if found is None:
-            path = paths.commit(self._log.root, first)
-            meta = read_meta(self._log.storage, path, "commit")
-            if fingerprint(meta.digest) != print_:
-                raise NotFoundError("another file stands where the commit was", path=path)
-            runs = meta.runs
-            found = self._commits[first, print_] = _Runs(
-                runs.topics,
-                runs.topic.astype(np.int64),
-                runs.queue.astype(np.int64),
-                meta.bases,
-                meta.bases + runs.rows,
-            )
-            self._kept += len(runs.rows)
-            while self._kept > RUNS_KEPT and len(self._commits) > 1:
-                self._kept -= len(self._commits.popitem(last=False)[1].queue)
-        return found
-
-
-class _Open:
-    """Queues that have no answer yet, by topic."""
-
-    def __init__(self, queues: Iterable[Queue]) -> None:
-        self.by_topic: dict[str, set[int]] = {}
-        for topic, queue in queues:
-            self.by_topic.setdefault(topic, set()).add(queue)
-        self.left = sum(map(len, self.by_topic.values()))
-
-    def close(self, queue: Queue) -> bool:
-        """Take a queue out; False when it was out already."""
-        mine = self.by_topic.get(queue[0], set())
-        if queue[1] not in mine:
-            return False
-        mine.remove(queue[1])
-        self.left -= 1
-        return True
-
-    def queues(self) -> list[Queue]:
-        """What is left."""
-        return [(topic, queue) for topic, queues in self.by_topic.items() for queue in queues]
 
 
 def _by_topic(wanted: Iterable[Queue]) -> dict[str, I64]:
-    found: dict[str, list[int]] = {}
+    queues_of: dict[str, list[int]] = {}
     for topic, queue in wanted:
-        found.setdefault(topic, []).append(queue)
-    return {topic: np.array(queues, np.int64) for topic, queues in found.items()}
+        queues_of.setdefault(topic, []).append(queue)
+    return {topic: np.array(queues, np.int64) for topic, queues in queues_of.items()}

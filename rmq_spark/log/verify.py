@@ -7,7 +7,7 @@ longer be read), and goes on behind it. Warnings are things that cost nothing: l
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError, RmqError, UnsupportedVersionError
-from rmq_spark.log import file_format
 from rmq_spark.log.file_format import FileMeta, check_whole
 from rmq_spark.log.file_reader import FileReader
+from rmq_spark.log.fold import Fold
 from rmq_spark.log.marks import Mark, SegmentRef, read_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import Progress, no_progress
 from rmq_spark.log.rows import check_described, join_described, queue_offsets
-from rmq_spark.log.snapshot import comparable, load_snapshot, unpack_state
+from rmq_spark.log.snapshot import comparable, floor_state, load_snapshot
 from rmq_spark.log.state import LogState, parts_of
 from rmq_spark.log.view import check_link, read_records
 from rmq_spark.storage import paths
@@ -75,15 +75,24 @@ class Report:
         return not any(finding.damage for finding in self.findings)
 
 
-def verify(storage: Storage, root: str, broker: str, progress: Progress = no_progress) -> Report:
+def verify(
+    storage: Storage,
+    root: str,
+    broker: str,
+    progress: Progress = no_progress,
+    *,
+    folds: Sequence[type[Fold]] = (),
+) -> Report:
     """Check one log from its start to its end; `progress` is called with (files checked, files in all).
+
+    The state of `folds` is compared with what snapshots say of it, beside the log's own.
 
     A roll or expiry that runs meanwhile takes away files that were to be read, which looks like damage. A mark tells
     of it; then the log is checked again.
     """
     for _ in range(TRIES):
         epoch = _newest_epoch(storage, root)
-        report = _Verifier(storage, root, broker, progress).run()
+        report = _Verifier(storage, root, broker, progress, folds).run()
         if report.ok or not storage.exists(paths.mark(root, epoch + 1)):
             break
     return report
@@ -98,8 +107,11 @@ def _newest_epoch(storage: Storage, root: str) -> int:
 
 
 class _Verifier:
-    def __init__(self, storage: Storage, root: str, broker: str, progress: Progress) -> None:
+    def __init__(
+        self, storage: Storage, root: str, broker: str, progress: Progress, folds: Sequence[type[Fold]]
+    ) -> None:
         self._storage = storage
+        self._folds = folds
         self._root = root
         self._broker = broker
         self._progress = progress
@@ -168,11 +180,10 @@ class _Verifier:
         return last
 
     def _check_segments(self, mark: Mark) -> LogState:
-        """Segments follow each other without gap, hold every offset once, and carry the state that follows."""
+        """Segments follow each other without gap and hold every offset once; a snapshot stands at their end."""
         self._report.log_start = mark.log_start
         at = mark.log_start
         before: FileMeta | None = None
-        state = LogState()
         queues: Queues | None = Queues.load(mark.starts)
         for segment in mark.segments:
             path = f"{paths.segments(self._root)}/{segment.name}"
@@ -187,16 +198,28 @@ class _Verifier:
                 self._segment_rows(meta, segment)
                 if before is not None and meta.doc["prev"] != before.doc["last"]:
                     raise meta.corrupt("chain is broken between segments")
-                state = unpack_state(meta.doc["state"])
-                _check_counts(meta, queues, state)
-                before, queues = meta, Queues.load(state.queues.dump())
+                _check_counts(meta, queues)
+                before = meta
             except (RmqError, *_UNREADABLE) as error:
                 self._damage(path, _text(error), first=segment.first, end=segment.end)
                 before = queues = None
-                state = LogState()
-                state.offset = segment.end
         if mark.floor != at or (before is not None and before.doc["last"] != mark.floor_digest):
             self._damage(paths.mark(self._root, mark.epoch), "floor does not stand on the last segment")
+        return self._floor_state(mark, queues)
+
+    def _floor_state(self, mark: Mark, queues: Queues | None) -> LogState:
+        """The state at the floor, which must count what the segments hold."""
+        state = LogState()
+        try:
+            state, _ = floor_state(self._storage, self._root, mark, self._folds)
+            if (state.offset, state.digest) != (mark.floor, mark.floor_digest):
+                raise CorruptDataError("state is of another offset than the floor", offset=state.offset)
+            if queues is not None and not queues.same_ends(state.queues):
+                raise CorruptDataError("state at the floor does not count the segments' rows")
+        except (RmqError, *_UNREADABLE) as error:
+            named = next((each.name for each in mark.snapshots if each.offset == mark.floor), None)
+            path = paths.mark(self._root, mark.epoch) if named is None else f"{paths.snapshots(self._root)}/{named}"
+            self._damage(path, _text(error))
         state.offset, state.digest = mark.floor, mark.floor_digest
         return state
 
@@ -299,7 +322,7 @@ class _Verifier:
         else:
             for _ in self._described_rows(meta, _DESCRIBED):
                 pass
-        state.apply(meta, read_records(self._storage, self._root, meta))
+        state.apply(meta, read_records(self._storage, meta, state))
         self._report.commits += 1
         self._report.messages += meta.rows
 
@@ -340,20 +363,23 @@ class _Verifier:
                 continue  # a newer one has taken its place
             except RmqError as error:
                 self._report.snapshots += 1
-                self._warn(path, f"damaged snapshot, readers skip it: {error}")
+                if name in {named.name for named in mark.snapshots}:
+                    self._damage(path, _text(error))
+                else:
+                    self._warn(path, f"damaged snapshot, readers skip it: {error}")
                 continue
             self._report.snapshots += 1
             if offset < mark.floor:
                 continue
-            state = load_snapshot(self._storage, self._root, path, mark.floor, mark.floor_digest)
-            if state is None:
+            loaded = load_snapshot(self._storage, self._root, path, mark, self._folds)
+            if loaded is None:
                 self._warn(path, "snapshot that the chain does not vouch for, readers skip it")
             elif offset in self._folded:
-                self._compare(path, comparable(state, mark.floor, starts), self._folded[offset])
+                self._compare(path, comparable(loaded[0], mark.floor, starts), self._folded[offset])
 
     def _compare(self, path: str, stored: dict[str, bytes], folded: dict[str, bytes]) -> None:
         # No message is lost by it, but who starts from it numbers messages wrongly and writes that down.
-        if other := sorted(name for name in stored.keys() | folded if stored.get(name) != folded.get(name)):
+        if other := sorted(name for name in stored.keys() & folded.keys() if stored[name] != folded[name]):
             self._damage(path, f"snapshot says other than the log ({', '.join(other)}); delete this snapshot")
 
     # -------------------------------------------------------- files and rows
@@ -370,7 +396,7 @@ class _Verifier:
 
     def _rows(self, meta: FileMeta, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Every block with its check-sums, then only the columns that are asked for."""
-        names = file_format.SCHEMAS[meta.kind].names
+        names = meta.schema.names
         total = 0
         for _, batch in FileReader(self._storage, meta).read_blocks(range(len(meta.places.rows)), names):
             total += batch.num_rows
@@ -411,18 +437,13 @@ class _Verifier:
         self._report.findings.append(Finding(path=path, problem=problem, damage=False))
 
 
-def _check_counts(meta: FileMeta, before: Queues | None, state: LogState) -> None:
-    """A segment goes on where `before` ended (None: not known, for damage), and its state counts its rows."""
-    if before is not None and not np.array_equal(before.number(meta.runs, _ONE_PART), meta.bases):
+def _check_counts(meta: FileMeta, before: Queues | None) -> None:
+    """A segment goes on where `before` ended (None: not known, for damage), which then counts its rows, too."""
+    if before is None:
+        return
+    if not np.array_equal(before.number(meta.runs, _ONE_PART), meta.bases):
         raise meta.corrupt("queue offsets do not continue where the log left them")
-    if (state.offset, state.digest) != (meta.doc["end"], meta.doc["last"]):
-        raise meta.corrupt("state is of another offset than the segment's end", offset=state.offset)
-    counted = np.array_equal(state.queues.number(meta.runs, _ONE_PART), meta.bases + meta.runs.rows)
-    if counted and before is not None:
-        before.advance(meta.runs, _ONE_PART)
-        counted = before.same_ends(state.queues)
-    if not counted:
-        raise meta.corrupt("state at the segment's end does not count its rows")
+    before.advance(meta.runs, _ONE_PART)
 
 
 def _check_references(meta: FileMeta, files: list[FileMeta]) -> None:

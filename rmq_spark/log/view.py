@@ -10,27 +10,24 @@ Steps of `refresh`, which the tests and docs/architecture.md name by number:
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError
-from rmq_spark.log import folds
-from rmq_spark.log.file_encoder import Encoded
-from rmq_spark.log.file_format import FileMeta, parse
-from rmq_spark.log.file_reader import FileReader, read_meta
+from rmq_spark.log import scan
+from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.file_reader import FileReader
+from rmq_spark.log.files import LogFiles
+from rmq_spark.log.fold import UNREADABLE, Fold, Records, unreadable
 from rmq_spark.log.marks import Mark, find_mark, newest_mark
 from rmq_spark.log.queues import Queues
-from rmq_spark.log.snapshot import newest_state, unpack_state
-from rmq_spark.log.state import LogState, fingerprint, state_topics
-from rmq_spark.storage import paths
+from rmq_spark.log.snapshot import floor_state, newest_state, stored_fold
+from rmq_spark.log.state import LogState
 from rmq_spark.storage.base import Storage
-
-WALKED_BYTES: Final = 8 * 1024 * 1024
-"""A view keeps the metadata of the commits that it walked along last, up to so many bytes of their files' tails."""
 
 
 class Landing(NamedTuple):
@@ -42,30 +39,37 @@ class Landing(NamedTuple):
 
 
 class LogView:
-    """What one handle knows of a log. Not safe for use by two threads at once."""
+    """What one handle knows of a log. Not safe for use by two threads at once.
 
-    def __init__(self, storage: Storage, root: str, broker: str) -> None:
-        self.storage = storage
-        self.root = root
+    Args:
+        files: the log's files.
+        broker: the log's name.
+        folds: what is folded beside the log's own state.
+    """
+
+    def __init__(self, files: LogFiles, broker: str, folds: Iterable[type[Fold]] = ()) -> None:
+        self.files = files
+        self.storage: Storage = files.storage
+        self.root = files.root
         self.broker = broker
+        self.declared: list[type[Fold]] = list(dict.fromkeys(folds))
+        """What is folded beside the log's own state."""
         self.mark = Mark()
-        self.state = LogState()
+        self.state = LogState(self.declared)
         self.confirmed = 0
         """Everything folded below this offset was confirmed by step 3; what is above may yet prove an orphan."""
         self._loaded = False
         """False while mark and state may not belong together: a load failed, or a change of them was interrupted."""
         self.folded = 0
-        """Commits folded since the state was loaded from a segment or snapshot."""
+        """Commits folded since the state was loaded from a snapshot."""
         self.on_commit: Callable[[Landing], None] | None = None
         """Called with each commit that a walk folded, once it is confirmed: an orphan may be the caller's own."""
         self._unconfirmed: deque[Landing] = deque()
         self.on_load: Callable[[], None] | None = None
-        """Called when the state was loaded from a segment or snapshot, before the walk."""
-        self._walked: OrderedDict[str, FileMeta] = OrderedDict()
-        self._walked_bytes = 0
+        """Called when the state was loaded from a snapshot, before the walk."""
 
     def load(self) -> None:
-        """Learn the log from nothing: newest mark, newest good snapshot (or segment), then the walk.
+        """Learn the log from nothing: newest mark, newest good snapshot, then the walk.
 
         Raises:
             CorruptDataError: the chain is damaged; the error names the file.
@@ -75,11 +79,10 @@ class LogView:
         while True:
             self.mark = find_mark(self.storage, self.root)
             try:
-                self.state = newest_state(
-                    self.storage, self.root, self.mark.floor, self.mark.floor_digest
-                ) or self.floor_state(self.mark)
+                found = newest_state(self.storage, self.root, self.mark, self.declared)
+                self.state, unknown = found or floor_state(self.storage, self.root, self.mark, self.declared)
             except NotFoundError:
-                # The mark was overtaken between reading it and reading its last segment.
+                # The mark was overtaken between reading it and reading what it names.
                 if newest_mark(self.storage, self.root, self.mark) is self.mark:
                     raise
                 continue
@@ -100,9 +103,55 @@ class LogView:
             self.folded = 0
             if self.on_load is not None:
                 self.on_load()
-            if self._walk_and_confirm():
-                self._loaded = True
-                return
+            if not self._walk_and_confirm():
+                continue
+            try:
+                for kind in unknown:
+                    self._learn(kind)
+            except NotFoundError:
+                if newest_mark(self.storage, self.root, self.mark) is self.mark:
+                    raise
+                continue
+            self._loaded = True
+            return
+
+    def load_floor(self) -> None:
+        """Learn the state at the newest mark's floor, and nothing behind it.
+
+        Raises:
+            NotFoundError: the mark was overtaken.
+            CorruptDataError: what the mark names is damaged, or the state of a fold cannot be learned.
+        """
+        self._loaded = False
+        self.mark = find_mark(self.storage, self.root)
+        self.state, unknown = floor_state(self.storage, self.root, self.mark, self.declared)
+        self._trim()
+        self.confirmed = self.state.offset
+        for kind in unknown:
+            self._learn(kind)
+
+    def use(self, folds: Sequence[type[Fold]]) -> None:
+        """Fold these, too, from here on; the view must be fresh.
+
+        Raises:
+            CorruptDataError: the state of one cannot be learned any more; the error names it.
+        """
+        for kind in folds:
+            if kind in self.declared:
+                continue
+            while True:
+                try:
+                    if self.state.has_records(kind):
+                        self._learn(kind)
+                    else:
+                        self.state.add_fold(kind)
+                    break
+                except NotFoundError:
+                    mark = self.mark
+                    self.refresh()
+                    if self.mark is mark:
+                        raise
+            self.declared.append(kind)
 
     def refresh(self) -> None:
         """Fold whatever has been appended since.
@@ -111,7 +160,7 @@ class LogView:
             CorruptDataError: the chain is damaged; the error names the file.
             UnavailableError: the storage failed; what was folded so far is confirmed by the next refresh.
         """
-        if not self._loaded or not self._walk_and_confirm():
+        if not self._loaded or self.state.journal.is_open or not self._walk_and_confirm():
             self.load()
 
     def confirm(self, slot: int) -> bool:
@@ -157,69 +206,77 @@ class LogView:
     @property
     def trusted(self) -> bool:
         """Whether everything the state stands on is confirmed; only then may an append build on it."""
-        return self._loaded and self.confirmed == self.state.offset
-
-    def walked(self, path: str, digest_print: int) -> FileMeta | None:
-        """The metadata of a commit that a walk has read lately, so that a plan need not read and parse it again.
-
-        It is what the state was folded from, whatever stands under that name by now.
-        """
-        meta = self._walked.get(path)
-        return meta if meta is not None and fingerprint(meta.digest) == digest_print else None
-
-    def _keep(self, meta: FileMeta) -> None:
-        before = self._walked.pop(meta.path, None)
-        self._walked[meta.path] = meta
-        self._walked_bytes += meta.tail_bytes - (before.tail_bytes if before is not None else 0)
-        while self._walked_bytes > WALKED_BYTES:
-            self._walked_bytes -= self._walked.popitem(last=False)[1].tail_bytes
+        return self._loaded and not self.state.journal.is_open and self.confirmed == self.state.offset
 
     def walk(self) -> None:
         """Steps 1 and 2: fold commits up to the first absent name, unconfirmed."""
         while True:
             try:
-                meta = read_meta(self.storage, paths.commit(self.root, self.state.offset), "commit")
+                meta = self.files.next_commit(self.state.offset)
             except NotFoundError:
                 return
             self.take(meta)
-            self._keep(meta)
             if self.on_commit is not None:
                 self._unconfirmed.append(Landing(meta.doc["handle"], meta.doc["seq"], meta.doc["first"]))
 
     def take(self, meta: FileMeta) -> None:
         """Fold the next commit after checking that it is the next link of the chain."""
         check_link(meta, self.state, self.broker)
-        records = read_records(self.storage, self.root, meta)
+        records = list(read_records(self.storage, meta, self.state))
         loaded, self._loaded = self._loaded, False  # an interrupt in the middle makes the next call load anew
         self.state.apply(meta, records)
         self._loaded = loaded
         self.folded += 1
 
-    def take_own(self, meta: FileMeta, encoded: Encoded) -> None:
-        """Fold a commit that this handle has just created, without reading it back."""
-        records = []
-        if state_topics(meta.doc["topics"]):
-            meta = parse(meta.path, b"".join(encoded), encoded.tail.file_size)
-            records = read_records(self.storage, self.root, meta)
+    def apply_own_commit(self, meta: FileMeta) -> None:
+        """Take in a commit that this handle has just created and whose records are on trial."""
         self._loaded = False
-        self.state.apply(meta, records)
+        self.state.keep_trial(meta)
         self.confirmed = self.state.offset
         self._loaded = True
         self.folded += 1
 
-    def floor_state(self, mark: Mark) -> LogState:
-        """The state at the mark's floor: the last segment carries it."""
-        if not mark.segments:
-            return LogState()
-        last = mark.segments[-1]
-        meta = read_meta(self.storage, f"{paths.segments(self.root)}/{last.name}", "segment")
-        if meta.digest != last.digest:
-            raise meta.corrupt("not the segment that the mark names", expected=last.digest)
-        return unpack_state(meta.doc["state"])
-
     def _trim(self) -> None:
         self.state.commits.drop_below(self.mark.floor)
         self.state.queues.raise_starts(Queues.load(self.mark.starts))
+
+    def _learn(self, kind: type[Fold]) -> None:
+        """Add a fold to the state: from the newest snapshot that holds it, and the records behind that."""
+        self.state.drop_fold(kind)
+        stored = stored_fold(self.storage, self.root, self.mark, kind, self.state.offset)
+        if stored is None and self.mark.log_start:
+            raise CorruptDataError(
+                "no snapshot holds this state, and the messages that made it have expired; restore the snapshots",
+                fold=kind.name,
+                log_start=self.mark.log_start,
+            )
+        fold = self.state.add_fold(kind)
+        begin = 0
+        try:
+            if stored is not None:
+                begin = stored[0]
+                fold.load(*stored[1])
+            for records in self._records_of(kind, begin):
+                fold.apply(records)
+        except UNREADABLE as error:
+            self.state.drop_fold(kind)
+            raise unreadable(kind.topics[0], begin, error) from error
+        except BaseException:
+            self.state.drop_fold(kind)
+            raise
+
+    def _records_of(self, kind: type[Fold], begin: int) -> Iterator[Records]:
+        columns = ("topic", "storeTimestamp", *kind.columns)
+        query = scan.Query(topics=frozenset(kind.topics), start=begin, end=self.state.offset, columns=columns)
+        planned = scan.plan(self, query, scan.ScanStats())
+        planned.starts = {}  # records are never truncated
+        for batch in scan.read_plan(self.files, self.broker, planned):
+            for topic in kind.topics:
+                rows = batch.filter(pa.compute.equal(batch.column("topic"), topic)) if len(kind.topics) > 1 else batch
+                if rows.num_rows:
+                    yield _to_records(
+                        topic, rows, kind.columns, rows.column("storeTimestamp").cast(pa.int64()).to_pylist()
+                    )
 
 
 def check_link(meta: FileMeta, state: LogState, broker: str) -> None:
@@ -239,30 +296,55 @@ def check_link(meta: FileMeta, state: LogState, broker: str) -> None:
         raise meta.corrupt("storeTimestamp goes backwards", ts=doc["ts"], before=state.store_ms)
 
 
-def read_records(storage: Storage, root: str, meta: FileMeta) -> list[folds.Record]:
-    """The state messages of a commit: rows of those system topics that have a fold."""
-    wanted = state_topics(meta.doc["topics"])
+def read_records(storage: Storage, meta: FileMeta, state: LogState) -> Iterator[Records]:
+    """The state messages of a commit: rows of those topics that a fold of `state` reads."""
+    wanted = state.fold_topics(meta.doc["topics"])
     if not wanted:
-        return []
+        return
     if meta.doc.get("files"):
         raise meta.corrupt("state messages must be inline", topics=wanted)
-    runs = meta.runs
-    firsts = runs.first_rows()
+    runs, firsts, bases = meta.runs, meta.runs.first_rows(), meta.bases
+    for topic in wanted:
+        fold = state.fold_of(topic)
+        mine = np.flatnonzero(runs.topic == runs.topics.index(topic))
+        low, high = int(firsts[mine[0]]), int(firsts[mine[-1]] + runs.rows[mine[-1]])
+        rows = _read_rows(storage, meta, low, high, [name for name in fold.columns if name != "queueOffset"])
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        if "queueOffset" in fold.columns:
+            steps = [np.arange(count) + base for base, count in zip(bases[mine], runs.rows[mine], strict=True)]
+            columns["queueOffset"] = pa.array(np.concatenate(steps))
+        yield _to_records(topic, columns, fold.columns, [meta.doc["ts"]] * (high - low))
+
+
+def _read_rows(storage: Storage, meta: FileMeta, low: int, high: int, names: list[str]) -> pa.RecordBatch:
     starts = meta.block_rows
-    ids = [index for index, topic in enumerate(runs.topics) if topic in wanted]
-    mine = np.flatnonzero(np.isin(runs.topic, ids)).tolist()
-    spans = [(runs.topics[runs.topic[run]], int(firsts[run]), int(firsts[run] + runs.rows[run])) for run in mine]
-    low_block = int(np.searchsorted(starts, spans[0][1], "right")) - 1
-    high_block = int(np.searchsorted(starts, spans[-1][2], "left"))
-    records = []
-    for block, batch in FileReader(storage, meta).read_blocks(range(low_block, high_block), ["topic", "body"]):
-        for topic, first, end in spans:
-            low, high = max(first, int(starts[block])), min(end, int(starts[block + 1]))
-            if low < high:
-                bodies = batch.column(1).slice(low - int(starts[block]), high - low)
-                records += _decode(topic, bodies, meta.doc["first"] + low, meta.doc["ts"])
-    return records
+    begin = int(np.searchsorted(starts, low, "right")) - 1
+    end = int(np.searchsorted(starts, high, "left"))
+    batches = [batch for _, batch in FileReader(storage, meta).read_blocks(range(begin, end), names or ["queueId"])]
+    whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    return whole.slice(low - int(starts[begin]), high - low)
 
 
-def _decode(topic: str, bodies: pa.BinaryArray, first: int, store_ms: int) -> list[folds.Record]:
-    return [folds.decode(topic, body, first + index, store_ms) for index, body in enumerate(bodies.to_pylist())]
+def _to_records(
+    topic: str, rows: Mapping[str, pa.Array] | pa.RecordBatch, names: Sequence[str], store_ms: list[int]
+) -> Records:
+    def values(name: str) -> list[object]:
+        column = rows[name] if isinstance(rows, Mapping) else rows.column(name)
+        if name == "bornTimestamp":
+            column = column.cast(pa.int64())
+        listed = column.to_pylist() if name in names else []
+        return [dict(entry) for entry in listed] if name == "properties" else listed
+
+    given = {field: values(name) for name, field in _FIELD_OF.items() if name in names}
+    return Records(topic, store_ms, **given)  # type: ignore[arg-type]
+
+
+_FIELD_OF = {
+    "body": "bodies",
+    "queueId": "queue_ids",
+    "queueOffset": "queue_offsets",
+    "msgId": "msg_ids",
+    "properties": "properties",
+    "bornTimestamp": "born_ms",
+}
+"""Column -> field of `Records`."""

@@ -40,6 +40,20 @@ GROUP_PREFIXES: Final = (RETRY_PREFIX, "%DLQ%")
 SYSTEM_PREFIX: Final = "rmq_sys_"
 """Topics of the engine itself start with this."""
 
+STATE_TOPICS: Final = frozenset(
+    {
+        "rmq_sys_fold",
+        "rmq_sys_truncate",
+        "rmq_sys_collect",
+        "rmq_sys_sink_batch",
+        "rmq_sys_topic_config",
+        "rmq_sys_group_config",
+        "rmq_sys_consumer_offset",
+        "rmq_sys_table_lease",
+    }
+)
+"""Topics whose messages are records of a fold: they stand in commits, never in row files or tables."""
+
 
 def check_topic(name: str) -> str:
     """Return `name` if RocketMQ would accept it as a topic.

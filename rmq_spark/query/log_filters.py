@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log import bloom
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.file_reader import read_meta
+from rmq_spark.log.files import read_planned
 from rmq_spark.log.scan import Query, ScanStats, Source, plan
-from rmq_spark.log.state import fingerprint
+from rmq_spark.log.tail_index import fingerprint
 from rmq_spark.storage import paths
 
 if TYPE_CHECKING:
     from rmq_spark.log.commit_log import CommitLog
-    from rmq_spark.log.view import LogView
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +84,17 @@ class LogFilters:
 
     def _read(self, start: int, end: int) -> list[RangeFilter]:
         """Filters of the files that hold [start, end), cut to it."""
-        epoch = -1
-        while True:
-            sources, mark_epoch = self._log.look(lambda view: _sources(view, start, end))
-            try:
-                found = [range_ for source in sources for range_ in self._filters_of(source)]
-            except NotFoundError as error:
-                if epoch == mark_epoch:
-                    raise CorruptDataError(
-                        "a file of the log is missing or another one stands in its place", **error.context
-                    ) from error
-                epoch = mark_epoch  # rolled or expired since the look
-                continue
-            return [_cut(range_, start, end) for range_ in found if range_.end > start and range_.first < end]
+
+        def filters(sources: list[Source]) -> list[RangeFilter]:
+            return [range_ for source in sources for range_ in self._filters_of(source)]
+
+        ranges = read_planned(
+            self._log, lambda view: plan(view, Query(start=start, end=end), ScanStats()).sources, filters
+        )
+        return [_cut(range_, start, end) for range_ in ranges if range_.end > start and range_.first < end]
 
     def _filters_of(self, source: Source) -> Iterator[RangeFilter]:
-        meta = self._meta(source.path, source.kind, source.print_)
+        meta = self._meta(source.path, source.kind, source.fingerprint)
         files = meta.doc.get("files")
         if not files:
             yield _filter(meta, source.first, source.end)
@@ -112,16 +105,10 @@ class LogFilters:
             yield _filter(part, at, at + file[2])
             at += file[2]
 
-    def _meta(self, path: str, kind: str, print_: int) -> FileMeta:
-        meta = read_meta(self._log.storage, path, kind)
-        if fingerprint(meta.digest) != print_:
-            raise NotFoundError("another file stands where the log's was", path=path)
+    def _meta(self, path: str, kind: str, wanted: int) -> FileMeta:
+        meta = self._log.files.meta(path, kind, wanted)
         self.bytes_read += meta.size - meta.data_end
         return meta
-
-
-def _sources(view: LogView, start: int, end: int) -> tuple[list[Source], int]:
-    return plan(view, Query(start=start, end=end), ScanStats()).sources, view.mark.epoch
 
 
 def _filter(meta: FileMeta, first: int, end: int) -> RangeFilter:

@@ -23,12 +23,12 @@ from rmq_spark.client.compression import decompress
 from rmq_spark.client.store import DEFAULT_BROKER, Store
 from rmq_spark.errors import CorruptDataError, InvalidRequestError, NotFoundError, UnsupportedVersionError
 from rmq_spark.log import schema
-from rmq_spark.log.folds import TopicConfigs
 from rmq_spark.log.point_read import Places
 from rmq_spark.model import names
 from rmq_spark.model.message_id import parse_offset_id
 from rmq_spark.query.broker_query import Asked, BrokerQuery, Index, QueryStats
 from rmq_spark.query.index_files import IndexFiles, IndexHits
+from rmq_spark.rules.topics import TopicConfigs
 from rmq_spark.tables import kernel
 from rmq_spark.tables.delta_log import DeltaLog
 from rmq_spark.tables.schemas import TABLES
@@ -174,7 +174,7 @@ class MessageQuery:
 
         def configured(view: LogView) -> tuple[set[str], dict[str, Any] | None]:
             topics = view.state.fold(TopicConfigs)
-            return {DEFAULT_BROKER} | topics.brokers, topics.configs.get(topic or "")
+            return {DEFAULT_BROKER, *topics.brokers}, topics.configs.get(topic or "")
 
         known, config = self._store.nameserver.look(configured)
         if broker is not None and broker not in known:

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.client.store import Store
-from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.model.delays import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq_spark.model.properties import REAL_TOPIC
 from rmq_spark.query.messages import MessageQuery
+from rmq_spark.rules.offsets import ConsumerOffsets
 
 if TYPE_CHECKING:
     from rmq_spark.log.view import LogView
@@ -119,10 +119,10 @@ def _groups(store: Store, row: dict[str, Any]) -> tuple[tuple[str, ...], tuple[s
 
     def committed(view: LogView) -> list[tuple[str, int]]:
         groups = view.state.fold(ConsumerOffsets).offsets
-        queue = str(row["queueId"])
+        queue = row["queueId"]
         found = ((group, topics.get(row["topic"], {}).get(queue)) for group, topics in sorted(groups.items()))
         return [(group, offset) for group, offset in found if offset is not None]
 
-    known = store.log(row["brokerName"]).look(committed)
+    known = store.log(row["brokerName"], ConsumerOffsets).look(committed)
     passed = tuple(group for group, offset in known if offset > row["queueOffset"])
     return passed, tuple(group for group, offset in known if offset <= row["queueOffset"])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
-from rmq_spark.log.permute import bytes_of, offsets_of
+from rmq_spark.log.arrow_columns import bytes_of, offsets_of
 
 BOOL = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]

@@ -21,7 +21,7 @@ from rmq_spark.spark.bounds import ByTimestamp
 from rmq_spark.spark.open_stores import forget_store, kept_store
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task, make_tasks, queue_ranges
-from rmq_spark.spark.resolve import queue_bounds, settle_group
+from rmq_spark.spark.resolve import folds_for, queue_bounds, settle_group
 from rmq_spark.spark.schema import shape_of
 from rmq_spark.spark.subscription import Subscription, check_bounds, check_topics
 from rmq_spark.spark.task_reader import read_task, reads_little
@@ -56,7 +56,8 @@ class RocketMQBatchReader(DataSourceReader):
             check_topics(store, options)
             check_bounds(store, options)
             options = settle_group(store, options)
-            tasks = [task for broker in store.brokers() for task in self._plan(options, store.log(broker))]
+            folds = folds_for(options)
+            tasks = [task for broker in store.brokers() for task in self._plan(options, store.log(broker, *folds))]
         except RmqError:
             forget_store(self._options.store, self._options.storage_options)
             raise

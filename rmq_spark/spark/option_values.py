@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.model import names
-from rmq_spark.model.times import parse_time
+from rmq_spark.model.times import parse_instant
 from rmq_spark.spark.bounds import EARLIEST, QueueKey
 
 INT64_MAX: Final = 2**63 - 1
@@ -277,9 +277,8 @@ def _is_whole(value: Any) -> bool:
 
 
 def _moment(value: str, option: str) -> int:
-    if value == "now":  # which moment that is depends on who asks when: a plan must not
-        raise InvalidRequestError(f"{option} takes milliseconds since 1970 or ISO 8601", value=value)
-    return parse_time(value, option, 0)
+    # Neither "now" nor "5m": which moment that is depends on who asks when, and a plan must not.
+    return parse_instant(value, option)
 
 
 def _amount(value: str, units: Mapping[str, int]) -> int | None:

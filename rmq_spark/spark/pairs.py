@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.log import schema
-from rmq_spark.log.permute import repeated
+from rmq_spark.log.arrow_columns import repeated
 from rmq_spark.spark.sink_columns import list_offsets
 
 I64 = npt.NDArray[np.int64]

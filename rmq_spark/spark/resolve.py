@@ -15,9 +15,10 @@ from rmq_spark.client.store import Store
 from rmq_spark.errors import DataExpiredError, InvalidRequestError, NotFoundError
 from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.folds import ConsumerOffsets
+from rmq_spark.log.fold import Fold
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
+from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.spark.bounds import (
     EARLIEST,
     LATEST,
@@ -143,13 +144,17 @@ def _end_offsets(log: CommitLog, options: ReadOptions, queues: list[QueueBounds]
     return found
 
 
+def folds_for(options: ReadOptions) -> tuple[type[Fold], ...]:
+    """What a log must fold for these options: offsets only where a group's are asked for."""
+    return (ConsumerOffsets,) if options.consumer_group else ()
+
+
 def _asked(
     log: CommitLog, bound: Bound, queues: list[QueueBounds], state: LogState, options: ReadOptions
 ) -> Iterator[tuple[QueueBounds, int]]:
     """The offset that `bound` means, for each queue that it says anything about."""
     if isinstance(bound, ByOffsets | TimestampsByQueue):
         _check_named(bound, log.broker, queues, state, options)
-    committed = state.fold(ConsumerOffsets).offsets.get(options.consumer_group or "", {})
     at_times = _offsets_at(log, queues, bound) if isinstance(bound, TimestampsByQueue) else {}
     for queue in queues:
         if isinstance(bound, ByOffsets):
@@ -161,9 +166,9 @@ def _asked(
             if found is not None:
                 yield queue, _NO_MESSAGE if found >= queue.end else found
         elif isinstance(bound, Group):
-            text = committed.get(queue.topic, {}).get(str(queue.queue))
-            if text is not None:
-                yield queue, int(text)
+            offset = state.fold(ConsumerOffsets).of(options.consumer_group or "", queue.topic).get(queue.queue)
+            if offset is not None:
+                yield queue, offset
         elif isinstance(bound, Latest):
             yield queue, queue.end
 

@@ -30,7 +30,8 @@ from pyspark.sql.types import (
 from rmq_spark.client.compression import decompress
 from rmq_spark.errors import CorruptDataError, InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.permute import offsets_of
+from rmq_spark.log.arrow_columns import offsets_of
+from rmq_spark.spark.kafka_names import KAFKA_NAMES
 
 READ_SCHEMA: Final = StructType(
     [
@@ -121,7 +122,8 @@ def shape_of(wanted: StructType, *, decompress: bool) -> Shape:
         name = known.get(field.name.lower())
         if name is None:
             near = difflib.get_close_matches(field.name.lower(), known, 1, 0.0)
-            raise InvalidRequestError("unknown column in the schema", column=field.name, nearest=known[near[0]])
+            nearest = KAFKA_NAMES.get(field.name.lower(), known[near[0]])
+            raise InvalidRequestError("unknown column in the schema", column=field.name, nearest=nearest)
         names.append(name)
         asked = field.dataType.simpleString()
         allowed = {types[name]} | _OTHER_TYPES.get(name, set())

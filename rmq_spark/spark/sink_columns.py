@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
+from rmq_spark.spark.kafka_names import KAFKA_NAMES
 
 I64 = npt.NDArray[np.int64]
 Columns = dict[str, pa.Array]
@@ -58,7 +59,8 @@ def check_columns(fields: Iterable[tuple[str, str]]) -> list[str]:
     for given, kind in fields:
         name = _NAMES.get(given.lower())
         if name is None:
-            near = difflib.get_close_matches(given.lower(), _NAMES, 1, 0.0)[0]
+            near = KAFKA_NAMES.get(given.lower(), "").lower()
+            near = near if near in _NAMES else difflib.get_close_matches(given.lower(), _NAMES, 1, 0.0)[0]
             raise InvalidRequestError(
                 f"unknown column {given}; did you mean {_NAMES[near]}? Select or drop columns before writing",
                 column=given,

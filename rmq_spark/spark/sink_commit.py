@@ -23,7 +23,7 @@ from rmq_spark.client.store import Store
 from rmq_spark.errors import ExistsError, InvalidRequestError, NotFoundError, RmqError
 from rmq_spark.log.collect import discard
 from rmq_spark.log.commit_log import AppendResult, CommitLog
-from rmq_spark.log.folds import SinkBatches, SinkMark
+from rmq_spark.log.core_folds import SinkBatches, SinkMark
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.log.view import LogView
@@ -149,7 +149,7 @@ def _is_landed(log: CommitLog, options: WriteOptions, name: BatchName, content: 
 
     def look_up(view: LogView) -> tuple[int, str | None, int]:
         batches = view.state.fold(SinkBatches)
-        fingerprint = batches.fingerprints.get(name.app, {}).get(name.number)
+        fingerprint = dict(batches.fingerprints.get(name.app, ())).get(name.number)
         # The old name of one query may be the present name of another one, which has fingerprints.
         old_app = name.old_app if name.old_app not in batches.fingerprints else None
         return batches.last.get(name.app, -1), fingerprint, batches.last.get(old_app or "", -1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rmq_spark.client.store import DEFAULT_BROKER, Store
 from rmq_spark.errors import InvalidRequestError, NotFoundError
-from rmq_spark.log.folds import TopicConfigs
+from rmq_spark.rules.topics import TopicConfigs
 from rmq_spark.spark.options import WriteOptions
 
 
@@ -38,7 +38,7 @@ def make_plan(store: Store, options: WriteOptions, *, by_row: bool, turn: int) -
     configs = store.nameserver.refresh().state.fold(TopicConfigs).configs
     named = [name for name in (options.topic, options.bad_records_topic) if name is not None]
     broker = options.broker_name or DEFAULT_BROKER
-    if options.broker_name is None and options.topic in configs:
+    if options.broker_name is None and options.topic is not None and options.topic in configs:
         broker = min(configs[options.topic]["queues"], default=DEFAULT_BROKER)
     wanted = configs if by_row else [name for name in named if name in configs]
     plan = SinkPlan(

@@ -18,7 +18,7 @@ from rmq_spark.client.compression import compress_column
 from rmq_spark.clock import Clock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.permute import has_byte, offsets_of, repeated
+from rmq_spark.log.arrow_columns import has_byte, offsets_of, repeated
 from rmq_spark.model import names, properties
 from rmq_spark.model.java_hash import java_hashes
 from rmq_spark.model.message_id import UniqueIds, own_address

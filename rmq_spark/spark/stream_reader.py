@@ -30,7 +30,7 @@ from rmq_spark.spark.batch_reader import TaskPartition
 from rmq_spark.spark.log_cursor import LogCursor
 from rmq_spark.spark.options import ReadOptions, parse_read
 from rmq_spark.spark.read_plan import Task
-from rmq_spark.spark.resolve import settle_group
+from rmq_spark.spark.resolve import folds_for, settle_group
 from rmq_spark.spark.schema import Shape, shape_of
 from rmq_spark.spark.start_file import StartFiles
 from rmq_spark.spark.stream_offset import Position, StreamOffset, subscription_json
@@ -142,7 +142,9 @@ class _Planner:
         """A cursor for each broker there is now; brokers may be added while the query runs."""
         for broker in self._store.brokers():
             if broker not in self._cursors:
-                self._cursors[broker] = LogCursor(self._store.log(broker), self._options, light=self._light)
+                self._cursors[broker] = LogCursor(
+                    self._store.log(broker, *folds_for(self._options)), self._options, light=self._light
+                )
         return self._cursors
 
     def initial(self) -> StreamOffset:

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from rmq_spark.client.store import Store
 from rmq_spark.errors import InvalidRequestError, NotFoundError
-from rmq_spark.log.folds import TopicConfigs
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
 from rmq_spark.model import names
+from rmq_spark.rules.topics import TopicConfigs
 from rmq_spark.spark.bounds import Bound, ByOffsets, QueueKey, TimestampsByQueue
 from rmq_spark.spark.options import ReadOptions
 

@@ -19,8 +19,10 @@ from rmq_spark.clock import SystemClock
 from rmq_spark.errors import RmqError
 from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.files import LogFiles
 from rmq_spark.spark.open_stores import kept_storage
-from rmq_spark.spark.task_reader import LogFiles
+from rmq_spark.spark.task_reader import TaskLog
+from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 from rmq_spark.tables import data_files, kernel
 from rmq_spark.tables.range_rows import COLUMNS, message_rows
@@ -152,7 +154,7 @@ def _write_part(part: Part, tables: Sequence[str]) -> Iterator[tuple[str, dict[s
 
 
 def _rows(part: Part, tables: Sequence[str]) -> dict[str, pa.Table]:
-    files = LogFiles(part.place.open(), part.broker)
+    log = TaskLog(LogFiles(part.place.open(), paths.broker_root(part.broker)), part.broker)
     query = scan.Query(start=part.start, end=part.end, columns=COLUMNS)
     planned = scan.Plan(query, list(part.sources), part.end, {}, scan.ScanStats())
-    return message_rows(scan.run(files, planned), part.broker, tables)
+    return message_rows(scan.run(log, planned), part.broker, tables)

@@ -19,10 +19,8 @@ from rmq_spark import filter as filters
 from rmq_spark.clock import SystemClock
 from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.file_reader import MetaCache
+from rmq_spark.log.files import LogFiles
 from rmq_spark.log.view import LogView
-from rmq_spark.spark.collector import spare_imports
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task
 from rmq_spark.spark.schema import Shape, join_small
@@ -33,7 +31,6 @@ from rmq_spark.storage.open import open_storage
 BATCH_ROWS: Final = 4_000
 """Batches for Spark have about so many rows: for each smaller one it pays, of larger ones it reads each column's values
 after they have left the processor's cache."""
-CACHED_FILES: Final = 64
 BATCH_BYTES: Final = 8 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -41,23 +38,19 @@ _log = logging.getLogger(__name__)
 _log.setLevel(logging.INFO)
 
 
-class LogFiles:
+class TaskLog:
     """A log as a task knows it: where it is. Opened only when a file has moved."""
 
-    def __init__(self, storage: Storage, broker: str) -> None:
-        self.storage = storage
-        self.root = paths.broker_root(broker)
+    def __init__(self, files: LogFiles, broker: str) -> None:
+        self.files = files
         self.broker = broker
 
     @cached_property
     def _opened(self) -> CommitLog:
-        return CommitLog(self.storage, self.root, self.broker, read_only=True)
+        return CommitLog(self.files.storage, self.files.root, self.broker, read_only=True)
 
     def refresh(self) -> LogView:
         return self._opened.refresh()
-
-    def read_meta(self, path: str, kind: str) -> FileMeta:
-        return _metas().read_meta(self.storage, path, kind)
 
 
 @cache
@@ -67,9 +60,9 @@ def _storage(uri: str, options: tuple[tuple[str, str], ...]) -> Storage:
 
 
 @cache
-def _metas() -> MetaCache:
+def _files(uri: str, options: tuple[tuple[str, str], ...], broker: str) -> LogFiles:
     """Tasks of one worker look at the same files, each for its own queues."""
-    return MetaCache(CACHED_FILES)
+    return LogFiles(_storage(uri, options), paths.broker_root(broker))
 
 
 def reads_little(options: ReadOptions, shape: Shape) -> bool:
@@ -86,12 +79,11 @@ def read_task(
         DataExpiredError: retention deleted some of them meanwhile, and `failOnDataLoss` is true.
         CorruptDataError: a file is damaged.
     """
-    spare_imports()
-    files = LogFiles(_storage(options.store, tuple(sorted(options.storage_options.items()))), task.broker)
+    log = TaskLog(_files(options.store, tuple(sorted(options.storage_options.items())), task.broker), task.broker)
     stats = scan.ScanStats()
     query = _query(options, shape, task, from_ms, to_ms)
     planned = scan.Plan(query, list(task.sources), 0, {}, stats)
-    yield from _joined(shape.to_spark_batch(batch) for batch in scan.run(files, planned) if batch.num_rows)
+    yield from _joined(shape.to_spark_batch(batch) for batch in scan.run(log, planned) if batch.num_rows)
     _log.info(
         "read %d of %d rows and %d bytes; skipped %d files, %d blocks, %d bytes (%s, %d queues)",
         stats.rows_returned,

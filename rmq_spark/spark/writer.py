@@ -22,7 +22,6 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.model.settings import LogSettings
 from rmq_spark.spark.batch_content import read_plan
-from rmq_spark.spark.collector import spare_imports
 from rmq_spark.spark.open_stores import kept_storage, readable_store
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.sink_columns import check_columns, to_columns
@@ -65,7 +64,6 @@ class _Sink:
         self._plan = make_plan(store, options, by_row="topic" in self._columns, turn=turn)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
-        spare_imports()
         plan = self._plan
         task = TaskContext.get()
         assert task is not None  # noqa: S101 - Spark calls it in a task

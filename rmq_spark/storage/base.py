@@ -10,12 +10,12 @@ module docstring why that call is *atomic* (one winner) and *complete* (no reade
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, overload, runtime_checkable
 
-from rmq_spark.errors import CorruptDataError, InvalidRequestError
+from rmq_spark.errors import CorruptDataError, InvalidRequestError, NotFoundError, RmqError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 """Anything that `os.write` takes."""
@@ -54,6 +54,25 @@ class ObjectInfo:
     """Its length in bytes."""
     modified_ms: int
     """When the storage says it was written, by the storage's own clock."""
+
+
+class Watch(Protocol):
+    """Wakes one waiting thread when a name appears in a directory; see `Storage.watch`."""
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait until a name has appeared since the last `wait` returned True, or since the watch began.
+
+        A name that appears between two waits ends the next one at once. Names that start with a dot do not count.
+        True may come without a new name (after a fork, or when the kernel dropped notices): it means "look".
+
+        Returns False after `timeout_seconds` (0: do not wait), and at once when the watch is or gets closed.
+
+        Raises:
+            UnavailableError: a forked child could not get a watch of its own; poll instead.
+        """
+
+    def close(self) -> None:
+        """End the watch and wake who waits. Closing twice is no error."""
 
 
 @runtime_checkable
@@ -98,6 +117,13 @@ class Storage(Protocol):
             NotFoundError: there is no such file.
         """
 
+    def read_tails(self, paths: Sequence[str], length: int) -> Sequence[tuple[bytes, int] | None]:
+        """Return what `read_tail` gives for each path, in this order; None where there is no such file.
+
+        Storages behind a network read several at a time. The answers are not of one moment. Everything is held in
+        memory, so whoever has many paths asks for some hundred at a time.
+        """
+
     def exists(self, path: str) -> bool:
         """Whether the file is there now (never a cached answer)."""
 
@@ -131,15 +157,44 @@ class Storage(Protocol):
     def delete(self, path: str) -> None:
         """Remove the file; an absent one is not an error."""
 
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Remove the files, several at a time behind a network; absent ones are not an error.
+
+        Every path is tried; then the first failure is raised, if there was one.
+        """
+
     def disk_usage(self) -> tuple[int, int] | None:
-        """Return (used, total) bytes of the medium, or None where that has no meaning."""
+        """Return (used, total) bytes of the medium, or None where that has no meaning.
+
+        `total` is what this process can fill: room that the system keeps for root counts in neither. The reserve
+        counts as used.
+        """
+
+    def keep_reserve(self) -> int:
+        """Set a little room aside for maintenance on a full disk, if there is plenty; return its size in bytes.
+
+        0: there is none, for lack of room or because this storage has no use for one. Calling it again costs little.
+        """
+
+    def release_reserve(self) -> int:
+        """Give the reserve back to the disk, so that a few small files can be written; return the bytes it had."""
 
     def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
         """Wait for one's turn among the writers on this machine; a courtesy, never a guarantee.
 
-        It keeps racing processes from starving each other. It gives up after `timeout` seconds, because
-        a stopped process must not stop the others. Yields True if the turn was had; backends without a
-        cheap lock yield False at once.
+        It keeps racing processes from starving each other. It gives up after `timeout` seconds, because a stopped
+        process must not stop the others, and does not wait again for a holder that has not moved since. Yields True
+        if the turn was had; backends without a cheap lock yield False at once.
+        """
+
+    def watch(self, directory: str) -> Watch | None:
+        """Begin to watch for new names in `directory`, which is created if it is missing.
+
+        None: this storage cannot tell (or the system's limit is reached), so the caller has to poll. A watch is a hint
+        and never the only source: wait with a timeout of a second or so, and look then too.
+
+        Raises:
+            ReadOnlyError, StorageFullError: the directory is missing and cannot be created.
         """
 
     def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
@@ -154,6 +209,62 @@ class Storage(Protocol):
         """Release connections; the object is not used afterwards."""
 
 
+class PlainStorage:
+    """The optional calls of `Storage` for a backend that has nothing better to offer: one file after the other."""
+
+    def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        """See `Storage.read_tail`."""
+        raise NotImplementedError
+
+    def delete(self, path: str) -> None:
+        """See `Storage.delete`."""
+        raise NotImplementedError
+
+    def read_tails(self, paths: Sequence[str], length: int) -> Sequence[tuple[bytes, int] | None]:
+        return [tail_or_none(self.read_tail, path, length) for path in paths]
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        failed: RmqError | None = None
+        for path in paths:
+            try:
+                self.delete(path)
+            except RmqError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def disk_usage(self) -> tuple[int, int] | None:
+        return None
+
+    def keep_reserve(self) -> int:
+        return 0
+
+    def release_reserve(self) -> int:
+        return 0
+
+    def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
+        del directory, timeout
+        return nullcontext(False)
+
+    def watch(self, directory: str) -> Watch | None:
+        del directory
+        return None
+
+    def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
+        del older_than_ms, now_ms
+        return 0
+
+
+def tail_or_none(
+    read_tail: Callable[[str, int], tuple[bytes, int]], path: str, length: int
+) -> tuple[bytes, int] | None:
+    """What `read_tail` returns, or None if there is no such file."""
+    try:
+        return read_tail(path, length)
+    except NotFoundError:
+        return None
+
+
 def check_ranges(ranges: Sequence[tuple[int, int]]) -> None:
     """Raise `InvalidRequestError` for a range that no file can have."""
     for start, length in ranges:
@@ -164,8 +275,3 @@ def check_ranges(ranges: Sequence[tuple[int, int]]) -> None:
 def too_short(path: str, start: int, length: int, size: int) -> CorruptDataError:
     """The error that says that a file has no such range."""
     return CorruptDataError("the file ends inside the range", path=path, start=start, length=length, size=size)
-
-
-def no_turn() -> AbstractContextManager[bool]:
-    """What `Storage.turn` returns on a backend that has no cheap lock."""
-    return nullcontext(False)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -33,7 +33,8 @@ from rmq_spark.errors import (
     StorageFullError,
     UnavailableError,
 )
-from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, no_turn, too_short
+from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, too_short
+from rmq_spark.storage.parallel import ParallelStorage
 from rmq_spark.storage.readback import Found, exists_error, join, look
 
 TEMP_PREFIX: Final = ".rmq-tmp-"
@@ -61,7 +62,7 @@ _READ_PAUSES_S: Final = (0.1, 0.4)
 """Pauses before a read that a DataNode broke off is tried again."""
 
 
-class HdfsStorage:
+class HdfsStorage(ParallelStorage):
     """Files on HDFS, created by rename.
 
     Args:
@@ -181,14 +182,6 @@ class HdfsStorage:
         except (OSError, RuntimeError) as error:
             if not _is_absent(error):
                 raise translate(error, path) from error
-
-    def disk_usage(self) -> tuple[int, int] | None:
-        """Return None: the client cannot ask for the capacity of the cluster."""
-        return None
-
-    def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
-        del directory, timeout
-        return no_turn()
 
     def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
         limit_ms = now_ms - older_than_ms

@@ -17,7 +17,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Final, NoReturn
+from typing import Final
 
 from rmq_spark.clock import Clock, SystemClock
 from rmq_spark.errors import (
@@ -28,9 +28,12 @@ from rmq_spark.errors import (
     UnavailableError,
     UnsafeStorageError,
 )
-from rmq_spark.storage.base import Bytes
+from rmq_spark.storage.base import Bytes, Watch
 from rmq_spark.storage.local_ops import FileOps
-from rmq_spark.storage.local_read import LocalReader, Turn, translate
+from rmq_spark.storage.local_read import LocalReader, translate
+from rmq_spark.storage.local_reserve import make_reserve, remove_reserve
+from rmq_spark.storage.local_turn import Turn
+from rmq_spark.storage.local_watch import open_watch
 from rmq_spark.storage.local_write import write_all
 from rmq_spark.storage.readback import Found, exists_error, join, look
 
@@ -43,6 +46,7 @@ TEMP_PREFIX: Final = ".rmq-tmp-"
 """How the name of an unfinished file starts."""
 
 _TURN_FILE: Final = ".turn"
+_RESERVE_FILE: Final = ".reserve"
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK})
 _TEMP_TRIES: Final = 100
 # Short names are quicker, and a clash is noticed: the file is opened exclusively.
@@ -74,6 +78,7 @@ class LocalStorage(LocalReader):
         self._anchored: set[str] = set()
         self._made: set[str] = set()
         self._unflushed: set[str] = set()
+        self._passed_over: dict[str, bytes] = {}
 
     def create_if_absent(self, path: str, data: Sequence[Bytes], *, durable: bool = True) -> None:
         directory, _, name = path.rpartition("/")
@@ -135,7 +140,17 @@ class LocalStorage(LocalReader):
 
     def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
         prefix = self._known.get(directory) or self._make_directory(directory)
-        return Turn(prefix + _TURN_FILE, timeout, self._clock)
+        return Turn(prefix + _TURN_FILE, timeout, self._clock, self._passed_over)
+
+    def watch(self, directory: str) -> Watch | None:
+        # Always looked for: a directory that somebody removed cannot be watched.
+        return open_watch(self._make_directory(directory))
+
+    def keep_reserve(self) -> int:
+        return make_reserve(self._prefix + _RESERVE_FILE, self._ops)
+
+    def release_reserve(self) -> int:
+        return remove_reserve(self._prefix + _RESERVE_FILE, self._ops)
 
     def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
         limit_ns = (now_ms - older_than_ms) * 1_000_000
@@ -223,7 +238,7 @@ class LocalStorage(LocalReader):
                 self._ops.mkdir(place)
             except FileExistsError:
                 if not os.path.isdir(place):
-                    _raise_not_directory(place)
+                    raise self._not_directory(place) from None
             except OSError as error:
                 raise translate(error, directory) from error
             self._made.add(place)
@@ -274,6 +289,11 @@ class LocalStorage(LocalReader):
     def _flush_directory(self, prefix: str, path: str) -> None:
         self._flush_once(prefix, path, lambda: self._ops.fsync_dir(prefix))
 
+    def _not_directory(self, place: str) -> RmqError:
+        if self._prefix.startswith(f"{place}/"):
+            return InvalidRequestError("a store is a directory, and a file stands there; name another path", path=place)
+        return CorruptDataError("a file stands where a directory of the store belongs; move it away", path=place)
+
     def _flush_once(self, full: str, path: str, flush: Callable[[], None]) -> None:
         """Flush; once that has failed, fail for as long as this handle lives.
 
@@ -295,7 +315,3 @@ class LocalStorage(LocalReader):
             path=path,
             reason=reason,
         ) from cause
-
-
-def _raise_not_directory(place: str) -> NoReturn:
-    raise CorruptDataError("a file stands where a directory of the store belongs; move it away", path=place)

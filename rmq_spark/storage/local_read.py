@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from rmq_spark.clock import Clock
 from rmq_spark.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -23,7 +21,7 @@ from rmq_spark.errors import (
     StorageFullError,
     UnavailableError,
 )
-from rmq_spark.storage.base import ObjectInfo, check_ranges, too_short
+from rmq_spark.storage.base import ObjectInfo, PlainStorage, check_ranges, too_short
 
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -34,15 +32,19 @@ _MISPLACED: Final = frozenset({errno.ENOTDIR, errno.EISDIR})
 POOLED_BYTES: Final = 128 * 1024
 """From this size on, what is read goes into memory from Arrow's pool."""
 
-_FIRST_PAUSE_S: Final = 0.0005
-_LONGEST_PAUSE_S: Final = 0.002
-
 
 def translate(error: OSError, path: str) -> RmqError:
     """The error a caller can act on, for a call that changed nothing."""
     facts = {"path": path, "reason": error.strerror}
     if error.errno in _FULL:
         return StorageFullError("the disk or the quota is full; free some space. Nothing was written", **facts)
+    if error.errno == errno.EFBIG:
+        # Waiting does not help: the size is wrong for this disk or this process, so it is the request that is.
+        return InvalidRequestError(
+            "the file is larger than the file system or this process's limit (ulimit -f) allows; "
+            "raise the limit, or write smaller batches and segments. Nothing was written",
+            **facts,
+        )
     if error.errno in _READ_ONLY:
         return ReadOnlyError("the operating system does not permit this; check owner, mode and mount", **facts)
     if error.errno in _BAD_NAME:
@@ -93,55 +95,7 @@ def _read_range(fd: int, path: str, start: int, length: int) -> bytes | memoryvi
     return found
 
 
-class Turn:
-    """A turn among the writers of this machine: `flock` on a file, tried until the time is up.
-
-    A lock belongs to one opening of the file, so it works between threads as between processes, and the
-    kernel drops it with the process. Where the lock cannot be had at all (read-only, no lock service) there
-    is no turn: it is a courtesy, and the create decides.
-    """
-
-    def __init__(self, path: str, timeout: float, clock: Clock) -> None:
-        self._path = path
-        self._timeout = timeout
-        self._clock = clock
-        self._fd = -1
-
-    def __enter__(self) -> bool:
-        try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError:
-            return False
-        deadline: int | None = None  # most turns are had at once, and need none
-        pause = _FIRST_PAUSE_S
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                now = self._clock.elapsed_ns()
-                if deadline is None:
-                    deadline = now + int(self._timeout * 1_000_000_000)
-                left = (deadline - now) / 1_000_000_000
-                if left <= 0:
-                    return False
-                self._clock.sleep(min(pause, left))
-                pause = min(pause * 2, _LONGEST_PAUSE_S)
-            except OSError:
-                return False
-            else:
-                return True
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            try:
-                # Closing alone is not enough: a child forked meanwhile holds the same opening.
-                fcntl.flock(fd, fcntl.LOCK_UN)
-            finally:
-                os.close(fd)
-
-
-class LocalReader:
+class LocalReader(PlainStorage):
     """Reads files below a directory; see `LocalStorage` for the whole backend."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Final
 
 from rmq_spark.clock import Clock, SystemClock
 from rmq_spark.errors import InvalidRequestError, NotFoundError
-from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, no_turn, too_short
+from rmq_spark.storage.base import Bytes, ObjectInfo, PlainStorage, Watch, check_ranges, too_short
 from rmq_spark.storage.readback import exists_error, join
 
 
@@ -22,14 +21,45 @@ class _Tree:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.grown = threading.Condition(self.lock)
+        """Notified when a file was created."""
         self.directories: dict[str, dict[str, tuple[bytes, int]]] = {}
+        self.created: dict[str, int] = {}
+        """Directory -> how many files were ever created there."""
 
 
 _trees: Final[dict[str, _Tree]] = {}
 _trees_lock: Final = threading.Lock()
 
 
-class MemoryStorage:
+class MemoryWatch:
+    """Watches one directory of a tree; see `Watch`."""
+
+    def __init__(self, tree: _Tree, directory: str) -> None:
+        self._tree = tree
+        self._directory = directory
+        self._closed = False
+        with tree.lock:
+            self._seen = tree.created.get(directory, 0)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """See `Watch.wait`."""
+        with self._tree.grown:
+            self._tree.grown.wait_for(lambda: self._closed or self._created() != self._seen, timeout_seconds)
+            before, self._seen = self._seen, self._created()
+            return not self._closed and self._seen != before
+
+    def close(self) -> None:
+        """See `Watch.close`."""
+        with self._tree.grown:
+            self._closed = True
+            self._tree.grown.notify_all()
+
+    def _created(self) -> int:
+        return self._tree.created.get(self._directory, 0)
+
+
+class MemoryStorage(PlainStorage):
     """Files in a dictionary; all handles of one name in this process share it.
 
     Args:
@@ -93,7 +123,11 @@ class MemoryStorage:
         now_ms = self._clock.now_ms()
         with self._tree.lock:
             files = self._tree.directories.setdefault(directory, {})
-            there = files.setdefault(name, (content, now_ms))
+            if name not in files:
+                files[name] = (content, now_ms)
+                self._tree.created[directory] = self._tree.created.get(directory, 0) + 1
+                self._tree.grown.notify_all()
+            there = files[name]
         if there[0] != content:
             raise exists_error(path)
 
@@ -107,16 +141,8 @@ class MemoryStorage:
         with self._tree.lock:
             self._tree.directories.get(directory, {}).pop(name, None)
 
-    def disk_usage(self) -> tuple[int, int] | None:
-        return None
-
-    def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
-        del directory, timeout
-        return no_turn()
-
-    def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
-        del older_than_ms, now_ms
-        return 0
+    def watch(self, directory: str) -> Watch | None:
+        return MemoryWatch(self._tree, directory)
 
     def close(self) -> None:
         """Nothing to release: the named store stays for other handles until `forget`."""

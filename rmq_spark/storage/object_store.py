@@ -8,12 +8,14 @@ Answers are not always what they seem, so no refusal is believed without reading
 after a 5xx, a timeout or a broken connection the object may or may not be there. Own bytes are success,
 other bytes are `ExistsError`, and an absent object is tried again until the deadline. The library's own
 retries are off for creates, so that every answer is seen here.
+
+A connection that loses packets may stall for as long as one lets it, while a new one works at once. So no request waits
+longer than `STALL_S` for the next byte (small uploads: for the answer) before it is tried again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -30,16 +32,26 @@ from rmq_spark.errors import (
     UnavailableError,
     UnsafeStorageError,
 )
-from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, no_turn, too_short
+from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, too_short
+from rmq_spark.storage.parallel import ParallelStorage
 from rmq_spark.storage.readback import Found, exists_error, join, look
 
 CREATE_DEADLINE_S: Final = 60.0
 """How long one create goes on while the service neither accepts nor refuses."""
 
-_REQUEST_TIMEOUT: Final = "30s"
+STALL_S: Final = 4.0
+"""How long a request may stand still before it is tried again."""
+
+SMALL_BYTES: Final = 256 * 1024
+"""An upload up to this size is on its way at once, so that its answer is due within `STALL_S`."""
+
+_LARGE_TIMEOUT: Final = timedelta(seconds=120)
+_CONNECT_TIMEOUT: Final = timedelta(seconds=3)
 _READ_RETRY_LIMIT: Final = timedelta(seconds=20)
+_READ_PAUSES: Final = {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1), "base": 2}
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
+_DELETE_TRIES: Final = 4
 
 # Names that users of fsspec know -> names of obstore.
 _ALIASES: Final = {
@@ -50,22 +62,30 @@ _ALIASES: Final = {
     "anon": "skip_signature",
 }
 _CLIENT_OPTIONS: Final = frozenset(
-    {"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout", "user_agent"}
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "proxy_url",
+        "read_timeout",
+        "timeout",
+        "user_agent",
+    }
 )
 _FULL_SIGNS: Final = ("StorageFull", "QuotaExceeded", "InsufficientStorage", "507 ")
 # What the library says when no connection was made: the request cannot have arrived.
 _NOT_SENT_SIGN: Final = "kind: Connect,"
 
 
-class ObjectStorage:
+class ObjectStorage(ParallelStorage):
     """Objects below a prefix of a bucket, created by conditional PUT.
 
     Args:
         uri: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`; options may follow as
             a query.
         options: the store's and the HTTP client's settings (`endpoint`, `region`, `access_key_id`,
-            `secret_access_key`, `allow_http`, `timeout` ...), by the names of obstore or of fsspec; what is
-            not given comes from the environment. They win over the query.
+            `secret_access_key`, `allow_http`, `timeout` of a request, `read_timeout` ...), by the names of obstore or
+            of fsspec; what is not given comes from the environment. They win over the query.
         clock: for pauses and deadlines.
         deadline_s: how long one create may stay undecided.
 
@@ -91,8 +111,8 @@ class ObjectStorage:
         parts = urlsplit(uri)
         query = dict(parse_qsl(parts.query))
         settings = {_ALIASES.get(key, key): value for key, value in {**query, **(options or {})}.items()}
-        client = {key: settings.pop(key) for key in _CLIENT_OPTIONS & settings.keys()}
-        client.setdefault("timeout", _REQUEST_TIMEOUT)
+        client: dict[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT}
+        client |= {key: settings.pop(key) for key in _CLIENT_OPTIONS & settings.keys()}
         place = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         public = {key: value for key, value in query.items() if not _is_secret(key)}
         self._uri = f"{place}?{urlencode(public)}" if public else place
@@ -101,13 +121,18 @@ class ObjectStorage:
         self._library: Any = obstore
         self._errors: Any = obstore.exceptions
         self._suffix_ranges = parts.scheme != "az"  # Azure has no "last n bytes"
-        reading = {"retry_timeout": _READ_RETRY_LIMIT}
+        stall = timedelta(seconds=STALL_S)
+        reading = {"retry_timeout": _READ_RETRY_LIMIT, "backoff": _READ_PAUSES}
         creating = {"max_retries": 0}
+
+        def connect(defaults: dict[str, timedelta], retries: dict[str, Any]) -> Any:
+            options = {**defaults, **client}
+            return from_url(place, config=settings, client_options=options, retry_config=retries)  # type: ignore[call-overload]
+
         try:
-            self._store: Any = from_url(place, config=settings, client_options=client, retry_config=reading)  # type: ignore[call-overload]
-            self._create_store: Any = from_url(  # type: ignore[call-overload]
-                place, config=settings, client_options=client, retry_config=creating
-            )
+            self._store: Any = connect({"timeout": _LARGE_TIMEOUT, "read_timeout": stall}, reading)
+            self._create_store: Any = connect({"timeout": stall}, creating)
+            self._create_large_store: Any = connect({"timeout": _LARGE_TIMEOUT}, creating)
         except (obstore.exceptions.BaseError, ValueError) as error:
             raise InvalidRequestError("the object store's options are wrong", uri=place, reason=_line(error)) from error
 
@@ -208,23 +233,18 @@ class ObjectStorage:
         """Do nothing: an answered PUT is durable."""
 
     def delete(self, path: str) -> None:
-        try:
-            self._library.delete(self._store, _checked(path))
-        except FileNotFoundError:
-            return
-        except (OSError, self._errors.BaseError) as error:
-            raise self._write_error(error, path) from error
-
-    def disk_usage(self) -> tuple[int, int] | None:
-        return None
-
-    def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
-        del directory, timeout
-        return no_turn()
-
-    def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
-        del older_than_ms, now_ms
-        return 0
+        # The library does not repeat a request whose answer is late, unless it only reads. This one may be repeated.
+        for tries_left in reversed(range(_DELETE_TRIES)):
+            try:
+                self._library.delete(self._store, _checked(path))
+            except FileNotFoundError:
+                return
+            except (OSError, self._errors.BaseError) as error:
+                failure = self._write_error(error, path)
+                if not tries_left or not failure.retriable:
+                    raise failure from error
+            else:
+                return
 
     def close(self) -> None:
         """Nothing to do: connections are pooled by the library and end with the object."""
@@ -236,8 +256,9 @@ class ObjectStorage:
             ExistsError: somebody else's bytes are there.
             RmqError: the service refused for a reason that trying again will not change.
         """
+        store = self._create_store if len(content) <= SMALL_BYTES else self._create_large_store
         try:
-            self._library.put(self._create_store, path, content, mode="create", use_multipart=False)
+            self._library.put(store, path, content, mode="create", use_multipart=False)
         except (self._errors.NotSupportedError, NotImplementedError) as error:
             raise UnsafeStorageError(
                 "this object store has no conditional PUT, so a name cannot be created exclusively",

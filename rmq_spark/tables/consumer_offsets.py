@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError
-from rmq_spark.log.folds import MAX_OFFSET, MAX_QUEUE, ConsumerOffsets
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.run_table import RunIndex
 from rmq_spark.log.scan import Query
 from rmq_spark.log.time_search import Queue, TimeSearch
+from rmq_spark.rules.offsets import MAX_OFFSET, MAX_QUEUE, ConsumerOffsets, check_form
 from rmq_spark.tables.kernel import read_range
 from rmq_spark.tables.schemas import CONSUMER_OFFSETS, TIMESTAMP
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
 
-RECORD_TOPICS: Final = frozenset({ConsumerOffsets.topic})
+RECORD_TOPICS: Final = frozenset(ConsumerOffsets.topics)
 RECORD_COLUMNS: Final = ("commitOffset", "storeTimestamp", "body")
 """Message columns that `offset_commits` looks at."""
 
@@ -63,7 +63,7 @@ def offset_commits(batch: pa.RecordBatch) -> pa.RecordBatch:
     for body, place, store_ms in zip(batch.column("body").to_pylist(), places, times, strict=True):
         try:
             value = json.loads(body)
-            ConsumerOffsets.check_form(value)
+            check_form(value)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptDataError("an offset commit cannot be read", offset=place, reason=str(error)) from error
         if value.get("deleted"):

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from rmq_spark.client.store import Store
 from rmq_spark.errors import CorruptDataError, DataExpiredError, InvalidRequestError, NotFoundError
-from rmq_spark.log.folds import Lease, TableLeases
+from rmq_spark.rules.lease import Lease, TableLeases
 from rmq_spark.tables import data_files, upkeep
 from rmq_spark.tables.delta_actions import DataFile
 from rmq_spark.tables.delta_log import DeltaLog

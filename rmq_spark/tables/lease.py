@@ -8,16 +8,15 @@ against others; there the lease is what keeps two engines apart, so its time sho
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
 from rmq_spark.client.store import Store
 from rmq_spark.errors import FencedError, InvalidRequestError, PreconditionFailedError
-from rmq_spark.log.folds import Lease, TableLeases
-from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Decision
 from rmq_spark.log.state import LogState
+from rmq_spark.rules.lease import Lease, TableLeases
 from rmq_spark.tables.schemas import TABLES, spec_of
 
 LEASE_MS: Final = 60_000
@@ -109,50 +108,37 @@ class TableLease:
         self.release()
 
     def _take(self) -> None:
-        log = self._store.nameserver
-        found = log.look(lambda view: dict(view.state.fold(TableLeases).leases))
-        now = self._store.clock.now_ms()
-        self.epochs = {table: found[table].epoch + 1 if table in found else 1 for table in self._tables}
-        wanted = {table: Lease(self.holder, self.epochs[table], now + self._duration_ms) for table in self._tables}
-
-        def is_free(state: LogState) -> str | None:
-            leases = state.fold(TableLeases).leases
+        def take(state: LogState) -> Decision[dict[str, Lease]]:
+            now, leases = self._store.clock.now_ms(), state.fold(TableLeases).leases
             for table in self._tables:
                 lease = leases.get(table)
-                if lease is not None and lease.until_ms > self._store.clock.now_ms():
-                    return f"{lease.holder} holds {table} until {lease.until_ms}"
-                if lease != found.get(table):
-                    return f"somebody else took {table} meanwhile"
-            return None
+                if lease is not None and lease.until_ms > now:
+                    raise PreconditionFailedError(f"{lease.holder} holds {table} until {lease.until_ms}")
+            epochs = {table: leases[table].epoch + 1 if table in leases else 1 for table in self._tables}
+            taken = {table: Lease(self.holder, epochs[table], now + self._duration_ms) for table in self._tables}
+            return Decision(taken, records=_records(taken))
 
-        log.append(self._messages(wanted), expect=is_free)
-        self._until_ms = now + self._duration_ms
+        taken = self._store.nameserver.decide(take).answer
+        self.epochs = {table: lease.epoch for table, lease in taken.items()}
+        self._until_ms = min(lease.until_ms for lease in taken.values())
 
     def _append(self, leases: dict[str, Lease]) -> None:
-        def is_ours(state: LogState) -> str | None:
+        def change(state: LogState) -> Decision[None]:
             held = state.fold(TableLeases).leases
             for table in leases:
                 lease = held.get(table)
                 if lease is None or lease.holder != self.holder or lease.epoch != self.epochs[table]:
-                    return f"{lease.holder if lease else 'nobody'} holds {table}"
-            return None
+                    raise PreconditionFailedError(f"{lease.holder if lease else 'nobody'} holds {table}")
+            return Decision(None, records=_records(leases))
 
-        self._store.nameserver.append(self._messages(leases), expect=is_ours)
+        self._store.nameserver.decide(change)
 
-    def _messages(self, leases: dict[str, Lease]) -> MessageBatch:
-        clock = self._store.clock
-        return MessageBatch.merge(
-            [
-                MessageBatch.of(
-                    topic=TableLeases.topic,
-                    queue_id=0,
-                    msg_id=clock.token().upper(),
-                    body=json.dumps(
-                        {"table": table, "holder": lease.holder, "epoch": lease.epoch, "until": lease.until_ms},
-                        separators=(",", ":"),
-                    ).encode(),
-                    born_timestamp_ms=clock.now_ms(),
-                )
-                for table, lease in leases.items()
-            ]
+
+def _records(leases: dict[str, Lease]) -> list[tuple[str, dict[str, object]]]:
+    return [
+        (
+            TableLeases.topics[0],
+            {"table": table, "holder": lease.holder, "epoch": lease.epoch, "until": lease.until_ms},
         )
+        for table, lease in leases.items()
+    ]

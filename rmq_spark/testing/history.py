@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.files import LogFiles
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
 from rmq_spark.log.verify import verify
@@ -172,9 +173,8 @@ def _check_offsets(rows: list[LoggedMessage], view: LogView) -> None:
 
 def _check_same_state(view: LogView) -> None:
     """The state that a snapshot shortened is the one that the whole tail gives."""
-    slow = LogView(view.storage, view.root, view.broker)
-    slow.mark = view.mark
-    slow.state = view.floor_state(view.mark)
+    slow = LogView(LogFiles(view.storage, view.root), view.broker, view.declared)
+    slow.load_floor()
     slow.walk()
     one, two = _essence(view.state, slow.mark.starts), _essence(slow.state, slow.mark.starts)
     differing = [name for name in one if one[name] != two[name]]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import greenlet
 
 from rmq_spark.errors import CorruptDataError, ExistsError, NotFoundError, OutcomeUnknownError, UnavailableError
-from rmq_spark.storage.base import Bytes, ObjectInfo, no_turn
+from rmq_spark.storage.base import Bytes, ObjectInfo, PlainStorage
 
 T = TypeVar("T")
 START_MS = 1_700_000_000_000
@@ -240,7 +239,7 @@ class SimClock:
         return f"{self._world.tokens:032x}"
 
 
-class SimStorage:
+class SimStorage(PlainStorage):
     """The world's files as one process sees them; with `calm`, without any fault or pause."""
 
     def __init__(self, world: World, *, calm: bool = False) -> None:
@@ -315,15 +314,6 @@ class SimStorage:
 
     def delete(self, path: str) -> None:
         self._reading(lambda: self._world.delete(path))
-
-    def disk_usage(self) -> tuple[int, int] | None:
-        return None
-
-    def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
-        return no_turn()
-
-    def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
-        return 0
 
     def close(self) -> None:
         return None

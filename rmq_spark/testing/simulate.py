@@ -31,6 +31,7 @@ from rmq_spark.errors import (
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import AppendResult, CommitLog
 from rmq_spark.log.expire import expire
+from rmq_spark.log.files import LogFiles
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import write_row_file
@@ -283,7 +284,7 @@ class Simulation:
         assert report.ok, f"seed {seed}: {[f for f in report.findings if f.damage]}"
         for info in list(storage.list(paths.snapshots(ROOT))):
             storage.delete(f"{paths.snapshots(ROOT)}/{info.name}")
-        fresh = LogView(storage, ROOT, BROKER)
+        fresh = LogView(LogFiles(storage, ROOT), BROKER)
         fresh.load()
         assert fresh.state.dump() == log.view.state.dump(), f"seed {seed}: a snapshot's state differs from the fold"
 

@@ -123,6 +123,36 @@ class StorageConformance:
         storage.create_if_absent("d/t", [b"0123456789"])
         assert storage.read_tail("d/t", length) == (b"0123456789"[max(0, 10 - length) :], 10)
 
+    @pytest.mark.parametrize("count", [0, 1, 2, 100])
+    def test_tails_of_several_files(self, storage: Storage, count: int) -> None:
+        for number in range(0, count, 2):
+            storage.create_if_absent(f"d/{number}", [b"content of %d" % number], durable=False)
+        paths = [f"d/{number}" for number in reversed(range(count))]
+        whole = {f"d/{number}": b"content of %d" % number for number in range(0, count, 2)}
+        for length in (0, 3, 1_000):
+            wanted = [
+                (whole[path][max(0, len(whole[path]) - length) :], len(whole[path])) if path in whole else None
+                for path in paths
+            ]
+            assert list(storage.read_tails(paths, length)) == wanted
+
+    def test_a_bad_path_among_several_is_refused(self, storage: Storage) -> None:
+        storage.create_if_absent("d/t", [b"0123456789"])
+        with pytest.raises(InvalidRequestError):
+            storage.read_tails(["d/t", "../out", "d/t"], 3)
+        with pytest.raises(InvalidRequestError):
+            storage.read_tails(["d/t", "d/t"], -1)
+
+    def test_several_deletes(self, storage: Storage, second_handle: Storage) -> None:
+        for number in range(40):
+            storage.create_if_absent(f"d/{number}", [b"x"], durable=False)
+        storage.delete_many([])
+        storage.delete_many([f"d/{number}" for number in range(39)] + ["d/0", "never/was"])
+        assert [info.name for info in second_handle.list("d")] == ["39"]
+        with pytest.raises(InvalidRequestError):
+            storage.delete_many(["../out", "d/39"])
+        assert not second_handle.exists("d/39")
+
     @pytest.mark.parametrize("path", ["d/none", "none", "d/there/below"])
     def test_what_is_not_there(self, storage: Storage, path: str) -> None:
         storage.create_if_absent("d/there", [b"x"])
@@ -277,6 +307,26 @@ class StorageConformance:
         result = probe(storage, SystemClock())
         assert abs(result.clock_skew_ms) < 1_000
         assert list(storage.list("probe")) == []
+
+    def test_a_watch_tells_of_new_files_or_is_none(self, storage: Storage, second_handle: Storage) -> None:
+        watch = storage.watch("new/place")
+        if watch is None:
+            return
+        assert not watch.wait(0)
+        second_handle.create_if_absent("new/place/x", [b"x"])
+        assert watch.wait(10)
+        assert not watch.wait(0)
+        watch.close()
+        assert not watch.wait(10)
+
+    def test_a_reserve_is_kept_once_and_released_once(self, storage: Storage) -> None:
+        storage.create_if_absent("d/x", [b"x"])
+        kept = storage.keep_reserve()
+        assert storage.keep_reserve() == kept
+        assert list(storage.list("")) == []
+        assert storage.release_reserve() == kept
+        assert storage.release_reserve() == 0
+        assert storage.read("d/x") == b"x"
 
     def test_usage_is_plausible(self, storage: Storage) -> None:
         usage = storage.disk_usage()

@@ -18,7 +18,7 @@ COMMANDS = (
     ("log",),
     ("verify", "--json"),
     ("roll", "--min-commits", "1"),
-    ("expire", "--before", "now"),
+    ("expire", "--before", "now", "--yes"),
     ("send", "t", "--body", "x"),
     ("recover", "--yes"),
 )
@@ -115,7 +115,23 @@ def test_a_damaged_store_file(run: Run, store: Path) -> None:
     assert "upgrade rmq-spark" in ran.err
 
 
-@pytest.mark.parametrize("args", [*COMMANDS, ("init",)])
+def test_init_says_that_a_file_is_no_place_for_a_store(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("I am a file")
+    for place in (path, path / "below"):
+        ran = run("init", "--store", place)
+        assert (ran.code, ran.out) == (2, "")
+        assert f"a store is a directory, and a file stands there; name another path (path='{path}')" in ran.err
+
+
+def test_a_store_in_memory_is_refused_because_it_ends_with_the_command(run: Run) -> None:
+    for args in (("init",), ("topic", "list"), ("info",)):
+        ran = run(*args, "--store", "memory://gone")
+        assert (ran.code, ran.out) == (2, "")
+        assert "a memory:// store ends with the command that made it; give a path" in ran.err
+
+
+@pytest.mark.parametrize("args", COMMANDS)
 def test_a_file_instead_of_a_directory(run: Run, tmp_path: Path, args: tuple[str, ...]) -> None:
     path = tmp_path / "file"
     path.write_text("I am a file")
@@ -133,7 +149,7 @@ def test_a_missing_store(run: Run, tmp_path: Path, args: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("uri", "code"), [("nonsense://x", 2), ("ftp://host/x", 5), ("file://host/x", 2), ("memory://fresh-one", 3)]
+    ("uri", "code"), [("nonsense://x", 2), ("ftp://host/x", 5), ("file://host/x", 2), ("memory://fresh-one", 2)]
 )
 def test_stores_that_cannot_be_opened(run: Run, uri: str, code: int) -> None:
     assert run("topic", "list", "--store", uri).code == code

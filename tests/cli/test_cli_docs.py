@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,3 +51,15 @@ def test_every_exit_code_is_listed() -> None:
 
 def test_every_field_of_a_json_line_is_listed() -> None:
     assert all(f"`{field}`" in TEXT for field in FIELDS)
+
+
+def test_every_block_of_the_page_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) == TEXT.count("\n```") // 2, "a block without `sh` would not be run"
+    run = f'rmq() {{ "{sys.executable}" -m rmq_spark.cli.main "$@"; }}\n'
+    script = run + "".join(blocks).replace("/var/lib/rmq", str(tmp_path / "store"))
+    command = ["bash", "-euo", "pipefail", "-x", "-c", script]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "would delete topic copy with 1 messages" in done.stdout
+    assert "complete -o default -F _rmq_completion rmq" in (tmp_path / "store/completion.bash").read_text()

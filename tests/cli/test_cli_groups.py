@@ -159,7 +159,9 @@ class TestReset:
             (("--to-offsets", json.dumps({"orders": {B: {"0": 2}}})), 2),
             (("--to-offsets", '{"orders": {"0": 1}}'), 1),
             (("--skip",), 3),
-            (("--to-time", "0"), 0),
+            (("--to-time", "1970-01-01"), 0),
+            (("--to-time", "0s"), 3),
+            (("--to-time", "1h"), 0),
         ):
             run("group", "reset", "g", *args)
             assert offsets_of(run, "g") == {0: expected, 1: 0}, args
@@ -292,7 +294,7 @@ def test_ages_are_shown_in_two_units(ms: int, shown: str | None) -> None:
 
 def test_a_time_before_1970_is_before_every_message(run: Run, store: Path, filled: list[int]) -> None:
     commit(store, "billing", {0: 3})
-    for text in ("1960-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59", "0"):
+    for text in ("1960-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59", "000000000000"):
         done = reset(run, "billing", "--to-time", text, "--force", "--dry-run")
         assert (done["redelivered"], done["skipped"]) == (3, 0), text
 
@@ -305,7 +307,7 @@ def test_offsets_that_name_no_queue_are_refused(run: Run, store: Path, filled: l
 def test_a_clone_has_no_queues_that_are_gone(run: Run, store: Path) -> None:
     run("topic", "create", "orders", "--queues", "4")
     commit(store, "from", dict.fromkeys(range(4), 0))
-    run("topic", "delete", "orders")
+    run("topic", "delete", "orders", "--yes")
     run("topic", "create", "orders", "--queues", "1")
     done = reset(run, "to", "--clone", "from", "--topic", "orders")
     assert [queue["queueId"] for queue in done["queues"]] == [0]

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 from cli_runner import Run
 
 from rmq_spark import LogSettings, Store
-from rmq_spark.cli.options import load_conf
+from rmq_spark.cli.conf import load_conf
 from rmq_spark.clock import SystemClock
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import write_row_file
+from rmq_spark.testing.small_disk import fill, free_bytes, small_disk
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,7 +114,7 @@ def test_roll_collects_row_files(run: Run, store: Path, conf: Path) -> None:
 def test_expire_drops_old_segments(run: Run, store: Path, conf: Path) -> None:
     send(run, "t", 4)
     assert run("expire", "--json").json[1]["segments"] == 0
-    expired = run("expire", "--before", "now", "--conf", conf, "--json").json
+    expired = run("expire", "--before", "now", "--yes", "--conf", conf, "--json").json
     assert [entry["log"] for entry in expired] == ["nameserver", "broker-0"]
     assert expired[1]["segments"] == expired[1]["messages"] == expired[1]["logStart"] == 3
     assert expired[1]["forced"] is False
@@ -222,3 +225,41 @@ def test_bad_conf_files_are_refused(run: Run, store: Path, conf: Path, text: str
     assert run("topic", "list", "--conf", conf.parent / "absent.toml").code == 2
     conf.write_bytes(b"\xff")
     assert run("topic", "list", "--conf", conf).code == 2
+
+
+@pytest.mark.parametrize("command", [("roll",), ("expire",)])
+def test_maintenance_removes_old_temporary_files_of_killed_writers(
+    run: Run, store: Path, command: tuple[str, ...]
+) -> None:
+    send(run, "t", 1)
+    old, new = (store / "brokers/broker-0/commitlog" / f".rmq-tmp-{name}" for name in ("old", "new"))
+    for left in (old, new):
+        left.write_bytes(b"part of a commit")
+    os.utime(old, (time.time() - 3_700,) * 2)
+    assert run(*command).code == 0
+    assert (old.exists(), new.exists()) == (False, True)
+    assert run("verify").code == 0
+
+
+def test_expire_frees_a_disk_without_a_free_block(
+    run: Run, tmp_path: Path, conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "disk", 20 * 1024 * 1024) as place:
+        store = place / "store"
+        monkeypatch.setenv("RMQ_STORE", str(store))
+        assert run("init").code == 0
+        for number in range(4):
+            body = "abcd"[number] * 1_000_000
+            assert run("send", "t", "--body", body, "--queue", "0").code == 0
+        assert run("roll", "--min-commits", "1", "--conf", conf).code == 0
+        fill(place)
+        assert free_bytes(place) == 0
+        assert run("send", "t", "--body", "x").code != 0
+        ran = run("expire", "--before", "now", "--conf", conf, "--json")
+        assert ran.code == 0, ran.err
+        assert ran.json[1]["segments"] == 3
+        assert free_bytes(place) > 2_000_000
+        (place / "junk").unlink()
+        assert run("send", "t", "--body", "x").code == 0
+        assert (store / ".reserve").exists()
+        assert run("verify").code == 0

@@ -148,6 +148,21 @@ def test_it_loads_neither_spark_nor_grpc_nor_rich(env: dict[str, str]) -> None:
     assert ran.stdout.endswith(b"[]\n"), ran
 
 
+def test_the_shell_is_told_what_can_come_next(env: dict[str, str]) -> None:
+    def ask(words: str, at: int) -> list[str]:
+        asked = {**env, "_RMQ_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+        ran = rmq(asked)
+        assert (ran.returncode, ran.stderr) == (0, b"")
+        return ran.stdout.decode().split()
+
+    assert ask("rmq to", 1) == ["topic"]
+    assert ask("rmq topic u", 2) == ["update"]
+    assert "--from-offset" in ask("rmq read --f", 2)
+    script = rmq(env, "--show-completion", "bash")
+    assert (script.returncode, script.stderr) == (0, b"")
+    assert b"_RMQ_COMPLETE=complete_bash" in script.stdout
+
+
 def test_version_and_help(run: Run) -> None:
     assert run("--version").out.startswith("rmq ")
     assert "130  interrupted" in run("--help").out
@@ -159,6 +174,6 @@ def test_no_command_imports_pandas(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("raise SystemExit('pandas was imported')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     store = str(tmp_path / "store")
-    for arguments in (["init"], ["send", "t", "--count", "20"], ["query", "t", "--from", "0"], ["read", "t"]):
+    for arguments in (["init"], ["send", "t", "--count", "20"], ["query", "t", "--from", "1d"], ["read", "t"]):
         done = subprocess.run([*RMQ, "--store", store, *arguments], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, (arguments, done.stderr)

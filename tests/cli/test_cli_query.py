@@ -39,8 +39,8 @@ def test_query_by_key_id_queue_and_time(run: Run, orders: Path, how: str) -> Non
     assert newest == [9, 8, 7, 6]
     offsets = [line["commitOffset"] for line in run("query", "orders", "--key", "all", "--json").jsons]
     assert offsets == list(range(9, -1, -1))
-    assert run("query", "orders", "--from", "0", "--json", "--limit", "3").jsons[0]["commitOffset"] == 9
-    assert run("query", "orders", "--key", "all", "--to", "1", "--json").jsons == []
+    assert run("query", "orders", "--from", "1970-01-01", "--json", "--limit", "3").jsons[0]["commitOffset"] == 9
+    assert run("query", "orders", "--key", "all", "--to", "1970-01-02", "--json").jsons == []
     queue = run("query", "orders", "--queue", "1", "--from-offset", "1", "--to-offset", "3", "--json").jsons
     assert [line["queueOffset"] for line in queue] == [2, 1]
     place = f"0A000001{10911:08X}{found['commitOffset']:016X}"
@@ -68,6 +68,9 @@ def test_text_has_the_columns_of_read(run: Run, orders: Path) -> None:
         (("--id", "a\udcff"), "UTF-8"),
         (("--key", "a", "--columns", "bodi"), "did you mean 'body'"),
         (("--key", "a", "--from", "yesterday"), "--from takes a time"),
+        (("--key", "a", "--since", "2026"), "--from takes a time: a bare number"),
+        (("--from", "1h", "--until", "2h"), "--to is before --from"),
+        (("--queue", "0", "--from-offset", "5", "--to-offset", "2"), "--to-offset is before --from-offset"),
     ],
 )
 def test_bad_questions_are_usage_errors(run: Run, orders: Path, args: tuple[str, ...], problem: str) -> None:
@@ -91,6 +94,10 @@ def test_unknown_topics_and_brokers_are_not_found(run: Run, orders: Path) -> Non
     assert run("query", "nope", "--key", "a").code == 3
     assert run("query", "orders", "--key", "a", "--broker", "nope").code == 3
     assert run("trace", "--id", "nope").code == 3
+    for broker in ((), ("--broker", "broker-0")):
+        done = run("query", "orders", "--queue", "99", *broker)
+        assert (done.code, done.out) == (3, "")
+        assert "no such queue (topic='orders', queue=99" in done.err
     assert run("tables", "build", "--broker", "nope").code == 3
     assert run("tables", "status", "--table", "nope").code == 2
 

@@ -72,7 +72,26 @@ def test_times_narrow_in_every_form(run: Run, rolled: bool) -> None:
     assert bodies(run, "--from", "2999-01-01T00:00:00+02:00") == []
     ran = run("read", "t", "--from", "yesterday")
     assert ran.code == 2
-    assert "--from takes a time: now, milliseconds since 1970, ISO 8601" in ran.err
+    assert "--from takes a time: now, 5m (ago; ms, s, m, h, d, w), ISO 8601" in ran.err
+
+
+def test_times_may_be_relative(run: Run, store: Path) -> None:
+    for option in ("--from", "--since"):
+        assert len(bodies(run, option, "1h")) == 10
+    for option in ("--to", "--until"):
+        assert bodies(run, option, "1h") == []
+    assert len(bodies(run, "--since", "1d", "--until", "now")) == 10
+    assert bodies(run, "--since", "0ms") == []
+
+
+def test_sql92_looks_at_properties_and_narrows_further(run: Run) -> None:
+    run("send", "t", "--body", "dear", "--property", "amount=30", "--tags", "A", "--queue", "0")
+    run("send", "t", "--body", "cheap", "--property", "amount=3", "--tags", "A", "--queue", "0")
+    run("send", "t", "--body", "other", "--property", "amount=40", "--tags", "B", "--queue", "1")
+    assert sorted(bodies(run, "--sql", "amount > 10")) == ["dear", "other"]
+    assert bodies(run, "--sql", "amount > 10", "--tags", "A") == ["dear"]
+    assert sorted(bodies(run, "--sql", "TAGS = 'B' AND amount IS NOT NULL", "--tags", "*")) == ["other"]
+    assert run("read", "t", "--sql", "amount > 10", "--queue", "1", "--columns", "body").out == "other\n"
 
 
 def test_json_has_the_columns_of_the_message_schema(run: Run) -> None:
@@ -139,6 +158,16 @@ def test_the_engines_own_topics_can_be_read(run: Run) -> None:
         (("bad name",), 2, "illegal character"),
         (("t", "--columns", "bodi"), 2, "unknown column; did you mean 'body'?"),
         (("t", "--tags", "||"), 2, "no tag is named"),
+        (("t", "--tags", "A | B"), 2, "a tag has no '|'; write || between tags"),
+        (("t", "--tags", "A|B"), 2, "a tag has no '|'; write || between tags"),
+        (("t", "--sql", "region ="), 2, "filter expression is wrong at character 8"),
+        (("t", "--queue", "99"), 3, "no such queue (topic='t', queue=99, queues=2)"),
+        (("t", "--queue", "0", "--queue", "2"), 3, "no such queue (topic='t', queue=2"),
+        (("rmq_sys_topic_config", "--queue", "1"), 3, "no such queue"),
+        (("t", "--from-offset", "5", "--to-offset", "2"), 2, "--to-offset is before --from-offset"),
+        (("t", "--from", "1h", "--to", "2h"), 2, "--to is before --from"),
+        (("t", "--from", "2026"), 2, "--from takes a time: a bare number is milliseconds since 1970"),
+        (("t", "--since", "5x"), 2, "--from takes a time"),
         (("t", "--from-offset", "-1"), 2, "--from-offset"),
         (("t", "--from-offset", "9" * 30), 2, "--from-offset"),
         (("t", "--limit", "many"), 2, "--limit"),

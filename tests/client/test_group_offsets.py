@@ -17,10 +17,11 @@ from rmq_spark.client.time_search import QueueKey
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import InvalidRequestError, NotFoundError, PreconditionFailedError, ReadOnlyError
 from rmq_spark.log.expire import expire
-from rmq_spark.log.folds import ConsumerOffsets, GroupConfigs, LastCommit
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.verify import verify
+from rmq_spark.rules.offsets import ConsumerOffsets, LastCommit
+from rmq_spark.rules.topics import GroupConfigs
 from rmq_spark.storage import paths
 
 B = DEFAULT_BROKER
@@ -152,7 +153,9 @@ class TestCommit:
     )
     def test_records_that_could_not_be_read_back_are_refused(self, store: Store, changed: dict[str, object]) -> None:
         body = json.dumps({"group": "g", "topic": "orders", "offsets": {"0": 1}, **changed}).encode()
-        record = MessageBatch.of(topic=ConsumerOffsets.topic, queue_id=0, msg_id="1", body=body, born_timestamp_ms=0)
+        record = MessageBatch.of(
+            topic=ConsumerOffsets.topics[0], queue_id=0, msg_id="1", body=body, born_timestamp_ms=0
+        )
         with pytest.raises(InvalidRequestError, match="not a state message"):
             store.log().append(record)
 
@@ -391,7 +394,7 @@ class TestDelete:
 
     def test_settings_go_too(self, store: Store) -> None:
         body = json.dumps({"group": "g", "retryMaxTimes": 3}).encode()
-        config = MessageBatch.of(topic=GroupConfigs.topic, queue_id=0, msg_id="1", body=body, born_timestamp_ms=0)
+        config = MessageBatch.of(topic=GroupConfigs.topics[0], queue_id=0, msg_id="1", body=body, born_timestamp_ms=0)
         store.nameserver.append(config)
         groups = GroupOffsets(store)
         assert groups.groups() == ["g"]
@@ -478,6 +481,6 @@ class TestTogether:
         store.create_topic("wide", queues=1, brokers=("x",))
         GroupOffsets(store).commit("g", {("wide", "x", 0): 3}, member="me")
         row = next(store.log("x").scan()).to_pylist()[0]
-        assert (row["topic"], row["queueId"]) == (ConsumerOffsets.topic, 0)
+        assert (row["topic"], row["queueId"]) == (ConsumerOffsets.topics[0], 0)
         assert json.loads(row["body"]) == {"group": "g", "topic": "wide", "offsets": {"0": 3}, "member": "me"}
         assert verify(store.storage, paths.broker_root("x"), "x").findings == []

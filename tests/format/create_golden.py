@@ -18,7 +18,7 @@ import sample_log
 from rmq_spark.client.store import Store
 from rmq_spark.clock import ManualClock
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.file_format import VERSION
+from rmq_spark.log.file_layout import VERSION
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.storage import paths
 from rmq_spark.storage.memory import MemoryStorage

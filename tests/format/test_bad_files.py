@@ -13,9 +13,10 @@ from sample_log import BROKER, ROOT, Sample, meta_of
 from rmq_spark.client.store import Store
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import CorruptDataError, RmqError, UnsupportedVersionError
-from rmq_spark.log import file_encoder, file_format
+from rmq_spark.log import file_encoder, file_format, schema
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.file_format import NeedMoreError, check_whole, parse
+from rmq_spark.log.file_layout import VERSION
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
 from rmq_spark.storage.memory import MemoryStorage
@@ -261,8 +262,8 @@ def test_a_snapshot_of_another_history_is_passed_over(sample: Sample) -> None:
 def test_a_newer_version_is_refused_as_such(sample: Sample) -> None:
     path = commits(sample)[-1]
     doc = dict(meta_of(sample.storage, path).doc)
-    blocks = file_encoder.make_blocks("commit", [pa.RecordBatch.from_pylist([], schema=file_format.SCHEMAS["commit"])])
-    encoded = file_encoder.encode(blocks, {**doc, "v": file_format.VERSION + 1})
+    blocks = file_encoder.make_blocks("commit", [pa.RecordBatch.from_pylist([], schema=schema.ROWS)])
+    encoded = file_encoder.encode(blocks, {**doc, "v": VERSION + 1})
     replace(sample.storage, path, b"".join(encoded))
     with pytest.raises(UnsupportedVersionError, match="upgrade rmq-spark"):
         sample_log.open_log(sample.storage, sample.clock)

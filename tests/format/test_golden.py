@@ -13,9 +13,10 @@ import sample_log
 
 from rmq_spark.client.store import Store
 from rmq_spark.clock import ManualClock
-from rmq_spark.log.file_format import VERSION, parse
-from rmq_spark.log.folds import ConsumerOffsets
+from rmq_spark.log.file_format import parse
+from rmq_spark.log.file_layout import VERSION
 from rmq_spark.log.verify import verify
+from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.storage.open import open_storage
 
 VERSIONS = sorted(path.name for path in create_golden.GOLDEN.iterdir())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +62,7 @@ def test_every_main_is_a_file_and_every_file_a_main() -> None:
 def test_help_shows_examples_and_exit_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert MAINS[name](["--help"]) == exits.OK
     shown = capsys.readouterr().out
+    assert f"python -m rmq_spark.jobs.{name} --store" in shown
     assert f"spark-submit jobs/{name}.py --store" in shown
     assert exits.table() in shown
 
@@ -67,6 +71,43 @@ def test_a_main_runs_as_a_file() -> None:
     done = subprocess.run([sys.executable, "jobs/roll.py"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == exits.USAGE
     assert done.stderr == "roll: no store is named; give --store URI or set RMQ_STORE\n"
+
+
+@pytest.mark.parametrize("name", MAINS)
+def test_every_main_runs_as_a_module_and_tells_its_errors(name: str, tmp_path: Path) -> None:
+    missing = tmp_path / "nope"
+    done = run_module(name, "--store", str(missing), env=dict(os.environ))
+    assert done.returncode == exits.NOT_FOUND
+    assert done.stderr == f"{name}: no store here; create one with `rmq init` (uri='{missing}')\n"
+
+
+def run_module(name: str, *arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"rmq_spark.jobs.{name}", *arguments]
+    return subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def test_jobs_need_neither_typer_nor_rich(store: str, tmp_path: Path) -> None:
+    for package in ("typer", "rich"):
+        (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('no', name={package!r})\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    conf = ("--store", store, "--conf", "conf/store.toml")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "rmq_spark.jobs.roll", *conf]
+    done = subprocess.run(command, env=env, cwd=REPOSITORY, stdout=theirs, stderr=subprocess.PIPE, check=False)
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (exits.OK, b"")
+    assert "broker-0" in shown
+    for name in MAINS:
+        assert run_module(name, "--help", env=env).returncode == exits.OK
+
+
+def test_the_wheel_has_every_main(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert {f"rmq_spark/jobs/{name}.py" for name in MAINS} <= set(zipfile.ZipFile(wheel).namelist())
 
 
 @pytest.mark.parametrize("name", MAINS)
@@ -125,15 +166,48 @@ def test_one_log_is_rolled_and_expired_by_the_driver(store: str, capsys: pytest.
     assert roll(["--store", store, "--broker", "broker-0", "--json"]) == exits.OK
     (rolled,) = json.loads(capsys.readouterr().out)
     assert (rolled["log"], rolled["commits"], rolled["segments"]) == ("broker-0", 11, 1)
-    assert expire(["--store", store, "--broker", "broker-0", "--json", "--before", "1990-01-01T00:00:00Z"]) == exits.OK
+    assert (
+        expire(["--store", store, "--broker", "broker-0", "--json", "--before", "1990-01-01T00:00:00Z", "-y"])
+        == exits.OK
+    )
     (kept,) = json.loads(capsys.readouterr().out)
     assert (kept["segments"], kept["logStart"]) == (0, 0)
-    assert expire(["--store", store, "--broker", "broker-0", "--json", "--before", "2990-01-01T00:00:00Z"]) == exits.OK
+    assert (
+        expire(["--store", store, "--broker", "broker-0", "--json", "--before", "2990-01-01T00:00:00Z", "-y"])
+        == exits.OK
+    )
     (newest,) = json.loads(capsys.readouterr().out)
     # The newest segment stays whatever its age: it carries the state of the log.
     assert (newest["segments"], newest["messages"], newest["logStart"]) == (0, 0, 0)
     assert expire(["--store", store, "--before", "yesterday-ish"]) == exits.USAGE
     assert roll(["--store", store, "--broker", "nobody"]) == exits.NOT_FOUND
+
+
+def test_expire_before_a_time_needs_consent_and_a_dry_run_changes_nothing(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = ["--store", store, "--broker", "broker-0", "--before", "2990-01-01"]
+    files = sorted(path for path in Path(store).rglob("*") if path.is_file())
+    assert expire([*before]) == exits.USAGE
+    assert capsys.readouterr().err.startswith("expire: this cannot be undone; pass --yes")
+    assert expire([*before, "--dry-run", "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out) == [{"log": "broker-0", "dryRun": True, "messages": 11, "forced": False}]
+    assert sorted(path for path in Path(store).rglob("*") if path.is_file()) == files
+    assert expire([*before, "--dry-run", "--scheduled"]) == exits.USAGE
+    assert expire([*before, "--yes", "--json"]) == exits.OK
+
+
+def test_settings_come_from_conf_as_for_rmq(store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    conf = tmp_path / "store.toml"
+    conf.write_text("segment_bytes = 1000\n")
+    assert roll(["--store", store, "--broker", "broker-0", "--conf", str(conf), "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out)[0]["segments"] > 1
+    conf.write_text("segment_byte = 1000\n")
+    for main in MAINS.values():
+        assert main(["--store", store, "--conf", str(conf)]) == exits.USAGE
+        assert "unknown setting; did you mean 'segment_bytes'?" in capsys.readouterr().err
+        assert main(["--store", "memory://gone"]) == exits.USAGE
+        assert "a memory:// store ends with the command that made it" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_noticed_before_a_rebuild_empties_anything(store: str) -> None:

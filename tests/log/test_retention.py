@@ -18,9 +18,9 @@ from rmq_spark.log import expire as expire_module
 from rmq_spark.log import file_reader
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.core_folds import RowFiles
 from rmq_spark.log.expire import expire
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.folds import RowFiles
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import RowFile, write_row_file

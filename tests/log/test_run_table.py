@@ -19,8 +19,8 @@ from rmq_spark.errors import NotFoundError
 from rmq_spark.log import run_table, view
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.core_folds import Truncations
 from rmq_spark.log.expire import expire
-from rmq_spark.log.folds import Truncations
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import write_row_file
@@ -121,7 +121,7 @@ class RunTableMachine(RuleBasedStateMachine):
     def delete_a_topic(self, topic: str) -> None:
         self.log.append(
             MessageBatch.of(
-                topic=Truncations.topic,
+                topic=Truncations.topics[0],
                 queue_id=0,
                 msg_id=self.clock.token(),
                 body=b'{"topic":"%s"}' % topic.encode(),

@@ -28,7 +28,7 @@ from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.store import Store
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.folds import RowFiles
+from rmq_spark.log.core_folds import RowFiles
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.model.settings import LogSettings

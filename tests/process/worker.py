@@ -25,12 +25,12 @@ from rmq_spark.log.commit_log import AppendResult, CommitLog
 from rmq_spark.log.expire import expire
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
-from rmq_spark.log.second_thread import MANY_ROWS
 from rmq_spark.model.settings import LogSettings
 from rmq_spark.storage.local import LocalStorage
 
 ROOT = "brokers/broker-0"
 BROKER = "broker-0"
+LARGE_ROWS = 5_000
 
 
 class Report:
@@ -48,11 +48,11 @@ def make_batch(
 ) -> tuple[MessageBatch, list[tuple[str, int, str, bytes]]]:
     """A batch over several topics and queues; mostly small, now and then large enough for several blocks.
 
-    `share` of them have so many messages that a second thread describes them while they are written.
+    `share` of them have `LARGE_ROWS` messages.
     """
     rows = []
     many = rng.random() < share
-    for index in range(MANY_ROWS if many else rng.choice((1, 1, 2, 3, 8, 40))):
+    for index in range(LARGE_ROWS if many else rng.choice((1, 1, 2, 3, 8, 40))):
         msg_id = f"{name}-{number:06d}-{index:03d}"
         size = 4 if many else rng.choice((4, 30, 200, 3000)) if rng.random() < 0.98 else 60_000
         body = (msg_id.encode() * (size // len(msg_id) + 1))[:size]

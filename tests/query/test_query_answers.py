@@ -13,10 +13,10 @@ from sample_messages import TOPICS, Sample, Sent
 
 from rmq_spark.client.compression import compress
 from rmq_spark.errors import InvalidRequestError, NotFoundError
-from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.message_id import offset_id
 from rmq_spark.query.messages import LIMIT, Answer, MessageQuery
+from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.tables import data_files, engine, kernel
 from rmq_spark.tables.delta_actions import describe
 from rmq_spark.tables.delta_log import DeltaLog
@@ -206,7 +206,7 @@ def test_state_messages_are_found_in_their_own_topic(how: str) -> None:
     """No table has rows of them, so tables must not change the answer."""
     sample = Sample.new(8).grow(30)
     build(sample, how)
-    topic, offset = ConsumerOffsets.topic, sample.offsets[0][1]
+    topic, offset = ConsumerOffsets.topics[0], sample.offsets[0][1]
     query = MessageQuery(sample.store)
     [(_, place, msg_id, body)] = places(query.by_id(offset_id("10.0.0.1", 10911, offset), topic=topic))
     assert place == offset

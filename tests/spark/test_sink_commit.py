@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 from collections.abc import Iterator
@@ -23,11 +22,11 @@ from rmq_spark.errors import (
     UnavailableError,
 )
 from rmq_spark.log.collect import collect, discard
-from rmq_spark.log.folds import SinkBatches
+from rmq_spark.log.core_folds import SinkBatches
 from rmq_spark.log.roll import roll
 from rmq_spark.log.verify import verify
 from rmq_spark.model.settings import LogSettings
-from rmq_spark.spark import collector, open_stores, sink_commit, writer
+from rmq_spark.spark import open_stores, sink_commit, writer
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.sink_commit import BatchName
 from rmq_spark.storage.open import open_storage
@@ -127,16 +126,6 @@ def test_files_grow_with_what_a_task_has_written() -> None:
     assert max(groups) == 31, "64 MB: a long one does not leave thousands of files"
     assert groups[:-1] == sorted(groups[:-1])
     assert sum(groups) == 400
-
-
-def test_a_worker_that_writes_hides_what_it_imported_from_the_collector(store: Store) -> None:
-    collector.spare_imports.cache_clear()
-    gc.unfreeze()
-    try:
-        Write(options_of(store), bodies().schema).tasks([[bodies("a")]])
-        assert gc.get_freeze_count() > 10_000
-    finally:
-        gc.unfreeze()
 
 
 def test_a_write_without_rows_does_nothing(store: Store) -> None:

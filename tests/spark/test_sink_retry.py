@@ -11,7 +11,7 @@ from sink_tasks import row_files, stored
 
 from rmq_spark.client.store import Store
 from rmq_spark.log.collect import collect
-from rmq_spark.log.folds import RowFiles
+from rmq_spark.log.core_folds import RowFiles
 from rmq_spark.log.verify import verify
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

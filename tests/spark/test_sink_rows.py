@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rmq_spark.client.compression import decompress
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import InvalidRequestError
-from rmq_spark.log.message_batch import MessageBatch, sort_into_runs
-from rmq_spark.log.permute import has_byte
+from rmq_spark.log.arrow_columns import has_byte
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.run_index import sort_into_runs
 from rmq_spark.model import names
 from rmq_spark.model.java_hash import java_hash
 from rmq_spark.model.message_id import UniqueIds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -31,7 +30,6 @@ from rmq_spark.client.compression import compress
 from rmq_spark.errors import CorruptDataError, InvalidRequestError
 from rmq_spark.log import schema as log_schema
 from rmq_spark.log.scan import Query
-from rmq_spark.spark import collector
 from rmq_spark.spark.schema import READ_SCHEMA, join_small, shape_of
 
 TYPES: dict[str, list[DataType]] = {
@@ -189,6 +187,11 @@ def test_the_default_is_every_column_of_a_message() -> None:
     ("wanted", "message"),
     [
         ("queueOffset long, tag string", r"unknown column in the schema \(column='tag', nearest='tags'\)"),
+        ("value binary", r"\(column='value', nearest='body'\)"),
+        ("key binary", r"\(column='key', nearest='keys'\)"),
+        ("partition int", r"\(column='partition', nearest='queueId'\)"),
+        ("offset long", r"\(column='offset', nearest='queueOffset'\)"),
+        ("timestamp timestamp", r"\(column='timestamp', nearest='storeTimestamp'\)"),
         ("body int", r"column='body', type='int', allowed=\['binary', 'string'\]"),
         ("queueOffset int", r"column='queueOffset', type='int', allowed=\['bigint'\]"),
         ("bornTimestamp date", r"type='date', allowed=\['bigint', 'timestamp'\]"),
@@ -344,35 +347,3 @@ def test_only_the_flag_is_read_in_addition_and_only_for_bodies() -> None:
     shape = shape_of(READ_SCHEMA, decompress=True)
     assert shape.columns == tuple(READ_SCHEMA.names)
     assert dataclasses.replace(shape, decompress=False).columns == shape.columns
-
-
-def test_a_worker_hides_what_it_imported_from_the_collector_once() -> None:
-    """Spark's worker collects garbage after each task, and looking at every module took longer than a small task."""
-    world = World.create()
-    world.store.create_topic("t", queues=1)
-    world.send("t")
-    collector.spare_imports.cache_clear()
-    gc.unfreeze()
-    try:
-        read_rows(world.options(topic="t"))
-        hidden = gc.get_freeze_count()
-        assert hidden > 10_000
-        read_rows(world.options(topic="t"))
-        assert gc.get_freeze_count() <= hidden, "what tasks make stays in sight"
-    finally:
-        gc.unfreeze()
-
-
-def test_nobody_looks_for_garbage_while_modules_are_imported() -> None:
-    assert gc.isenabled()
-    with pytest.raises(ImportError), collector.importing():
-        assert not gc.isenabled()
-        raise ImportError
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with collector.importing():
-            pass
-        assert not gc.isenabled(), "as it was"
-    finally:
-        gc.enable()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import http.client
 import os
+import resource
 import subprocess
 import tempfile
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from uuid import uuid4
@@ -19,6 +21,7 @@ import pytest
 from rmq_spark.clock import SystemClock
 from rmq_spark.errors import (
     ExistsError,
+    InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
     ReadOnlyError,
@@ -27,9 +30,11 @@ from rmq_spark.errors import (
     UnavailableError,
     UnsafeStorageError,
 )
+from rmq_spark.storage import object_store
 from rmq_spark.storage.base import Bytes
 from rmq_spark.storage.local import FileOps, LocalStorage
 from rmq_spark.storage.object_store import ObjectStorage
+from rmq_spark.testing.small_disk import small_disk
 
 
 class FaultyOps(FileOps):
@@ -185,19 +190,29 @@ def test_a_failed_flush_of_a_file_is_never_forgotten(tmp_path: Path) -> None:
     storage.sync(["a/y"])
 
 
+@pytest.mark.parametrize("call", ["allocate", "writev"])
+def test_a_file_that_is_too_large_is_not_tried_again(tmp_path: Path, call: str) -> None:
+    create_fails(tmp_path, FaultyOps(call, errno.EFBIG), InvalidRequestError)
+    assert not InvalidRequestError.retriable
+
+
+def test_the_limit_of_the_process_is_named(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create_if_absent("a/old", [b"0"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(InvalidRequestError, match="ulimit -f"):
+            storage.create_if_absent("a/x", [bytes(20_000)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path / "a") == ["old"]
+
+
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "tiny"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with small_disk(tmp_path / "tiny", 1024 * 1024) as place:
+        yield place
 
 
 def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:
@@ -225,11 +240,16 @@ def test_a_disk_that_is_really_read_only(tiny_disk: Path) -> None:
         assert not mine
 
 
+STALLED_S = 300.0
+"""How long a stalled connection stands still: longer than any test waits."""
+
+
 class FaultProxy(ThreadingHTTPServer):
-    """Passes requests on to a real server; the next PUTs meet the faults in `faults`, in order.
+    """Passes requests on to a real server. The next PUTs meet the faults in `faults`, other requests those in `other`.
 
     `lost_request`: dropped before the server sees it. `lost_reply`: done, but the connection breaks.
-    `late_reply`: done, but answered after the client's patience. `500_after`: done, answered 500.
+    `slow`: done and answered, after two seconds. `late_reply`: done, but answered after the client's patience.
+    `stall`: never answered, and not done. `500_after`: done, answered 500.
     `503` and `409`: answered so and not done. `409_other`: answered 409 after somebody else's PUT.
     """
 
@@ -239,8 +259,11 @@ class FaultProxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), FaultHandler)
         self.upstream = upstream
         self.faults: deque[str] = deque()
+        self.other: deque[str] = deque()
         self.all_down = False
         self.puts = 0
+        self.others = 0
+        self.ended = threading.Event()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that hung up is part of the plan."""
@@ -279,15 +302,23 @@ class FaultHandler(BaseHTTPRequestHandler):
         if self.command == "PUT":
             self.server.puts += 1
             fault = self.server.faults.popleft() if self.server.faults else ""
+        else:
+            self.server.others += 1
+            fault = self.server.other.popleft() if self.server.other else ""
         if self.server.all_down:
             fault = "lost_request"
+        if fault == "slow":
+            fault = ""
+            threading.Event().wait(2.0)
         if fault in ("lost_reply", "late_reply", "500_after"):
             self._pass_on(body)
         if fault == "409_other":
             self._pass_on(b"other"[: len(body)])
         if fault == "late_reply":
             threading.Event().wait(2.0)
-        if fault.startswith("lost") or fault == "late_reply":
+        if fault == "stall":
+            self.server.ended.wait(STALLED_S)
+        if fault.startswith("lost") or fault in ("late_reply", "stall"):
             self.close_connection = True
             return
         if fault:
@@ -306,6 +337,7 @@ def proxy(s3_options: dict[str, str]) -> Iterator[FaultProxy]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
+        server.ended.set()
         server.shutdown()
         thread.join()
 
@@ -354,6 +386,71 @@ def test_unclear_answers_about_a_taken_name(
     with pytest.raises(ExistsError):
         through.create_if_absent("d/x", [b"nonce"])
     assert direct.read("d/x") == b"first"
+    assert proxy.puts == 1
+
+
+@pytest.fixture
+def impatient(
+    direct: ObjectStorage, proxy: FaultProxy, s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> ObjectStorage:
+    """The same store as `direct`, through the proxy, with the settings that users have but less patience."""
+    monkeypatch.setattr(object_store, "STALL_S", 1.0)
+    options = {**s3_options, "endpoint": f"http://127.0.0.1:{proxy.server_port}"}
+    return ObjectStorage(direct.uri, options=options)
+
+
+def test_no_request_stands_still_for_longer_than_a_few_seconds() -> None:
+    assert object_store.STALL_S <= 5
+
+
+@pytest.mark.server
+def test_a_read_that_stalls_is_tried_again_soon(
+    direct: ObjectStorage, impatient: ObjectStorage, proxy: FaultProxy
+) -> None:
+    direct.create_if_absent("d/x", [b"0123456789"])
+    calls: list[Callable[[], object]] = [
+        lambda: impatient.read("d/x") == b"0123456789",
+        lambda: impatient.read_range("d/x", 2, 3) == b"234",
+        lambda: impatient.read_tail("d/x", 3) == (b"789", 10),
+        lambda: impatient.exists("d/x"),
+        lambda: [info.name for info in impatient.list("d")] == ["x"],
+    ]
+    for call in calls:
+        proxy.other.extend(["stall", "stall"])
+        start = time.monotonic()
+        assert call()
+        assert time.monotonic() - start < STALLED_S / 2
+        assert not proxy.other
+    assert proxy.others >= 3 * len(calls)
+
+
+@pytest.mark.server
+def test_a_delete_that_stalls_is_tried_again_soon(
+    direct: ObjectStorage, impatient: ObjectStorage, proxy: FaultProxy
+) -> None:
+    direct.create_if_absent("d/x", [b"nonce"])
+    proxy.other.extend(["stall", "stall"])
+    impatient.delete("d/x")
+    assert not direct.exists("d/x")
+
+
+@pytest.mark.server
+def test_a_small_create_that_stalls_is_tried_again_soon(
+    direct: ObjectStorage, impatient: ObjectStorage, proxy: FaultProxy
+) -> None:
+    proxy.faults.extend(["stall", "stall"])
+    proxy.other.append("stall")
+    impatient.create_if_absent("d/x", [b"nonce"])
+    assert direct.read("d/x") == b"nonce"
+    assert proxy.puts >= 3
+
+
+@pytest.mark.server
+def test_a_large_create_gets_more_time(direct: ObjectStorage, impatient: ObjectStorage, proxy: FaultProxy) -> None:
+    proxy.faults.append("slow")
+    content = bytes(object_store.SMALL_BYTES + 1)
+    impatient.create_if_absent("d/x", [content])
+    assert direct.read("d/x") == content
     assert proxy.puts == 1
 
 

@@ -327,6 +327,93 @@ def test_a_turn_is_between_processes_and_ends_with_them(tmp_path: Path) -> None:
         assert mine
 
 
+class CountingClock(SystemClock):
+    """Counts the pauses."""
+
+    def __init__(self) -> None:
+        self.pauses = 0
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses += 1
+        super().sleep(seconds)
+
+
+_HOLD_AGAIN = """
+import sys
+from rmq_spark.storage.local import LocalStorage
+storage = LocalStorage(sys.argv[1])
+while True:
+    with storage.turn("a", 60.0) as mine:
+        print(mine, flush=True)
+        sys.stdin.readline()
+    print("released", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_stopped_holder_of_the_turn_is_waited_for_once_until_it_moves(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _HOLD_AGAIN, str(tmp_path)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdin is not None and child.stdout is not None
+    clock = CountingClock()
+    storage = LocalStorage(tmp_path, clock=clock)
+
+    def attempt() -> tuple[bool, bool]:
+        """Whether the turn was had, and whether it was waited for."""
+        before = clock.pauses
+        with storage.turn("a", 0.05) as mine:
+            return mine, clock.pauses > before
+
+    def tell() -> str:
+        assert child.stdin is not None and child.stdout is not None
+        print(file=child.stdin, flush=True)
+        return child.stdout.readline()
+
+    try:
+        assert child.stdout.readline() == "True\n"
+        child.send_signal(signal.SIGSTOP)
+        assert attempt() == (False, True)
+        assert [attempt() for _ in range(5)] == [(False, False)] * 5
+        assert LocalStorage(tmp_path, clock=clock)._passed_over == {}
+        child.send_signal(signal.SIGCONT)
+        assert tell() == "released\n"
+        assert attempt() == (True, False)
+        # It holds the turn again, in a new round: that is another holder, worth waiting for.
+        assert tell() == "True\n"
+        assert attempt() == (False, True)
+        assert attempt() == (False, False)
+        # It has moved on meanwhile, and nobody has seen it without the turn.
+        assert tell() == "released\n"
+        assert tell() == "True\n"
+        assert attempt() == (False, True)
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+    assert attempt() == (True, False)
+
+
+def test_a_turn_that_moves_between_others_is_waited_for_again(tmp_path: Path) -> None:
+    """A queue of many writers is slow, not stopped: nobody in it may be passed over."""
+    others = LocalStorage(tmp_path)
+    holders = iter([others.turn("a", 1.0), others.turn("a", 1.0)])
+    held = next(holders)
+    held.__enter__()
+
+    class PassingOn(CountingClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.pauses == 2:
+                held.__exit__(None, None, None)
+                next(holders).__enter__()
+
+    storage = LocalStorage(tmp_path, clock=PassingOn())
+    with storage.turn("a", 0.05) as mine:
+        assert not mine
+    assert storage._passed_over == {}
+
+
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
 

@@ -18,13 +18,14 @@ import pyarrow as pa
 from rmq_spark.client.store import Store
 from rmq_spark.clock import ManualClock, SystemClock
 from rmq_spark.errors import PreconditionFailedError
+from rmq_spark.log.core_folds import Truncations
 from rmq_spark.log.expire import expire
-from rmq_spark.log.folds import ConsumerOffsets, Truncations
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import write_row_file
 from rmq_spark.model.java_hash import java_hash
 from rmq_spark.model.settings import LogSettings
+from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.tables.lease import LEASE_MS
 
 HOUR_MS = 3_600_000
@@ -204,7 +205,7 @@ class Sample:
             }
             offsets = {str(queue): max(0, ends[queue] - self.draw.choice((0, 0, 1, 5, 50))) for queue in queues}
             value = {"group": group, "topic": topic, "offsets": offsets}
-        done = self._state(broker, ConsumerOffsets.topic, value)
+        done = self._state(broker, ConsumerOffsets.topics[0], value)
         self.offsets.append((broker, int(done.commit_offsets[0]), done.store_ms, value))
 
     def _state(self, broker: str, topic: str, value: dict[str, Any]) -> Any:
@@ -218,7 +219,7 @@ class Sample:
         return self.store.log(broker).append(batch)
 
     def delete_topic(self, topic: str, broker: str = "broker-0") -> None:
-        done = self._state(broker, Truncations.topic, {"topic": topic})
+        done = self._state(broker, Truncations.topics[0], {"topic": topic})
         self.deleted[broker, topic] = int(done.commit_offsets[0])
 
     def roll(self, broker: str = "broker-0") -> None:

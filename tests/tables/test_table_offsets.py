@@ -10,10 +10,10 @@ from sample_messages import HOUR_MS, Sample
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.errors import DataExpiredError
 from rmq_spark.log.expire import expire
-from rmq_spark.log.folds import ConsumerOffsets
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.run_table import RunIndex
+from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.tables import engine
 from rmq_spark.tables.consumer_offsets import OffsetHistory
 
@@ -121,7 +121,7 @@ def test_numbers_that_no_column_holds_do_not_stop_the_tables(monkeypatch: pytest
     with monkeypatch.context() as patched:
         patched.setattr(ConsumerOffsets, "check", lambda value: None)
         for offsets in ({"0": 2**63}, {"0": -1}, {"0": 2, str(2**31): 1}):
-            sample._state(B, ConsumerOffsets.topic, {"group": "g", "topic": "orders", "offsets": offsets})
+            sample._state(B, ConsumerOffsets.topics[0], {"group": "g", "topic": "orders", "offsets": offsets})
     engine.reput(sample.store)
     found = [(row["committedOffset"], row["maxOffset"], row["lag"]) for row in rows(sample)]
     assert found == [(2**63 - 1, 3, 0), (0, 3, 3), (2, 3, 1)]

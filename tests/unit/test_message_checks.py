@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from rmq_spark.errors import InvalidRequestError
-from rmq_spark.log.folds import FOLD_TOPICS
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.message import Message
+from rmq_spark.model.names import STATE_TOPICS
 from rmq_spark.model.properties import RESERVED
 
 
@@ -53,6 +53,43 @@ def test_a_message_with_everything() -> None:
 def test_what_rocketmq_would_refuse_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem.replace("|", r"\|")):
         Message(**{"topic": "orders", "body": b"x", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"topic": 5}, "topic must be a text (topic=5)"),
+        ({"body": "text"}, "body must be bytes; encode a text (body='str')"),
+        ({"body": None}, "body must be bytes"),
+        ({"tags": 5}, "tags must be a text (tags=5)"),
+        ({"tags": b"paid"}, "tags must be a text"),
+        ({"keys": 5}, "keys must be a text or a list of texts (keys=5)"),
+        ({"keys": ["a", 1]}, "keys must be a text or a list of texts (keys=['a', 1])"),
+        ({"keys": b"a"}, "keys must be a text or a list of texts"),
+        ({"properties": {"a": 1}}, "property names and values must be texts (property='a', value=1)"),
+        ({"properties": {1: "a"}}, "property names and values must be texts (property=1, value='a')"),
+        ({"properties": ["a"]}, "properties must be a mapping of texts to texts (properties=['a'])"),
+        ({"properties": None}, "properties must be a mapping of texts to texts"),
+        ({"sharding_key": 5}, "sharding_key must be a text (sharding_key=5)"),
+        ({"msg_id": 5}, "msg_id must be a text (msg_id=5)"),
+        ({"flag": "1"}, "flag must be a whole number (flag='1')"),
+        ({"queue_id": "1"}, "queue_id must be a whole number (queue_id='1')"),
+        ({"queue_id": True}, "queue_id must be a whole number (queue_id=True)"),
+        ({"born_timestamp_ms": 1.5}, "born_timestamp_ms must be a whole number (born_timestamp_ms=1.5)"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named_with_its_field(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        Message(**{"topic": "orders", "body": b"x", **changes})
+    assert problem in str(caught.value)
+
+
+def test_subclasses_of_the_usual_types_are_accepted() -> None:
+    class Text(str):
+        __slots__ = ()
+
+    message = Message(topic=Text("orders"), body=b"x", tags=Text("paid"), keys=(Text("a"), "b"))
+    assert (message.tags, message.keys_text()) == ("paid", "a b")
 
 
 def test_the_largest_body_is_accepted() -> None:
@@ -115,7 +152,7 @@ def test_a_bad_arrow_row_is_named() -> None:
     assert caught.value.context["msgId"] == "2"
 
 
-@pytest.mark.parametrize("topic", sorted(FOLD_TOPICS))
+@pytest.mark.parametrize("topic", sorted(STATE_TOPICS))
 def test_a_table_has_no_state_messages(topic: str) -> None:
     with pytest.raises(InvalidRequestError, match="state messages are appended one by one"):
         MessageBatch.from_arrow(table(topic=["t", topic]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rmq_spark.log.message_batch import Runs
 from rmq_spark.log.queues import Queues
+from rmq_spark.log.run_index import Runs
 
 INLINE = [-1]
 

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_spark.log.message_batch import TAGS_PER_RUN_MAX, Runs, sort_into_runs, sort_rows, to_record_batch
+from rmq_spark.log.message_batch import to_record_batch
+from rmq_spark.log.run_index import TAGS_PER_RUN_MAX, Runs, sort_into_runs, sort_rows
 from rmq_spark.model.java_hash import java_hash
 
 tags = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=3)

@@ -1,31 +1,20 @@
-"""Tag codes of runs: whichever way they are found, they are what a look at each row finds."""
+"""Tag codes of runs: they are what a look at each row finds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_spark.log import tag_codes as module
-from rmq_spark.log.tag_codes import FEW_KINDS, TAGS_PER_RUN_MAX, tag_codes
+from rmq_spark.log.tag_codes import TAGS_PER_RUN_MAX, tag_codes
 from rmq_spark.model.java_hash import java_hash
 
 TEXTS = (
-    st.lists(st.sampled_from([f"t{number:03}" for number in range(FEW_KINDS + 3)]), min_size=1, max_size=60)
+    st.lists(st.sampled_from([f"t{number:03}" for number in range(19)]), min_size=1, max_size=60)
     | st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=30)
     | st.lists(st.sampled_from(["long-tag", "others!!", "Aa", None, ""]), min_size=1, max_size=30)
 )
-
-
-@pytest.fixture(autouse=True)
-def _every_way_with_few_rows() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "WORDS_ROWS", 1)
-        yield
 
 
 def looked_at(tags: list[str | None], rows: list[int]) -> tuple[list[int], list[int]]:

@@ -4,9 +4,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_spark.log import few_rows, schema
-from rmq_spark.log.few_rows import to_message
+from rmq_spark.log import schema, small_batch
 from rmq_spark.log.message_batch import to_record_batch
+from rmq_spark.log.small_batch import to_message
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ROW = st.tuples(
@@ -38,4 +38,4 @@ def test_pyarrow_reads_back_what_was_written(rows):
 @given(ROW)
 def test_the_short_way_for_one_row_gives_the_same_bytes(row):
     row = (*row[:-1], [])
-    assert to_message([row]) == few_rows._several_rows([row])
+    assert to_message([row]) == small_batch._several_rows([row])

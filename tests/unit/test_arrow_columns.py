@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rmq_spark.log.permute import integers, integers_of, repeated
+from rmq_spark.log.arrow_columns import integers, integers_of, repeated
 
 REPOSITORY = Path(__file__).parents[2]
 

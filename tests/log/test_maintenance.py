@@ -25,7 +25,7 @@ from rmq_spark.errors import (
     UnavailableError,
     UnsupportedVersionError,
 )
-from rmq_spark.log import file_encoder, folds
+from rmq_spark.log import file_encoder, file_layout, folds
 from rmq_spark.log import roll as roll_module
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
@@ -46,7 +46,7 @@ from rmq_spark.storage.base import Storage
 from rmq_spark.storage.local import LocalStorage
 from rmq_spark.storage.memory import MemoryStorage
 
-OFFSETS = folds.ConsumerOffsets.topic
+OFFSETS = folds.ConsumerOffsets.topics[0]
 
 
 def damage(storage: Storage) -> list[Finding]:
@@ -69,7 +69,7 @@ def plant(log: CommitLog, rows: PreparedRows, **changed: Any) -> str:
     """Create the next commit as another version of this program might: whole, well linked, and unchecked."""
     state = log.refresh().state
     doc = {
-        **rows.doc(),
+        **rows.doc,
         "broker": BROKER,
         "first": state.offset,
         "ts": state.store_ms,
@@ -163,7 +163,7 @@ class TestStateMessages:
             write_row_file(log.storage, ROOT, batch, nonce="n1", block_bytes=1 << 18)
         assert list(log.storage.list(paths.data(ROOT))) == []
         rows = prepare(batch, 1 << 18, "rows")
-        encoded = file_encoder.encode(rows.blocks, {**rows.doc(), "nonce": "n2"})
+        encoded = file_encoder.encode(rows.blocks, {**rows.doc, "nonce": "n2"})
         log.storage.create_if_absent(paths.data_file(ROOT, "n2.arrow"), encoded)
         file = RowFile("n2.arrow", encoded.tail.digest, 2, encoded.tail.file_size, 2)
         with pytest.raises(InvalidRequestError, match="state messages"):
@@ -182,7 +182,7 @@ class TestRowFiles:
         meta = verify(log.storage, ROOT, BROKER)
         assert meta.ok and sorted(ids(open_log(log.storage))) == ["after", "r0", "r1", "r2", "r3"]
         prepared = prepare_references(log.storage, ROOT, [replace(file, rows=1, bytes=7, runs=9)])
-        assert prepared.doc()["files"] == [[file.name, file.digest, 4, file.bytes, 2]] and prepared.parts == [2]
+        assert prepared.doc["files"] == [[file.name, file.digest, 4, file.bytes, 2]] and prepared.parts == [2]
 
     def test_the_same_file_twice_is_refused(self) -> None:
         log = open_log()
@@ -196,7 +196,8 @@ class TestRecover:
     def test_a_commit_of_a_newer_version_is_not_moved(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=1)
         with monkeypatch.context() as newer:
-            newer.setattr(file_encoder, "VERSION", 2)
+            newer.setattr(file_layout, "VERSION", 2)
+            newer.setitem(file_layout.SCHEMAS, 2, file_layout.SCHEMAS[1])
             plant(log, prepare(message("newer"), 1 << 18))
         names = sorted(info.name for info in log.storage.list(paths.commitlog(ROOT)))
         for force in (False, True):
@@ -207,7 +208,8 @@ class TestRecover:
     def test_one_behind_a_hole_is_not_moved_either(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=3, flush=Flush.ASYNC)
         with monkeypatch.context() as newer:
-            newer.setattr(file_encoder, "VERSION", 2)
+            newer.setattr(file_layout, "VERSION", 2)
+            newer.setitem(file_layout.SCHEMAS, 2, file_layout.SCHEMAS[1])
             plant(log, prepare(message("newer"), 1 << 18))
         log.storage.delete(paths.commit(ROOT, 1))
         with pytest.raises(UnsupportedVersionError):
@@ -355,15 +357,15 @@ class TestVerifyLooksDeeper:
     def test_metadata_that_would_hide_rows_of_a_commit(self, field: str, of: MessageBatch) -> None:
         log = filled(count=1)
         rows = prepare(tagged("m", "T", "k"), 1 << 18)
-        path = plant(log, rows, **{field: prepare(of, 1 << 18).doc()[field]})
+        path = plant(log, rows, **{field: prepare(of, 1 << 18).doc[field]})
         assert [finding.path for finding in damage(log.storage)] == [path]
 
     @pytest.mark.parametrize("field", ["bloom", "ids", "tags"])
     def test_metadata_that_would_hide_rows_of_a_row_file(self, field: str) -> None:
         log = filled(count=1)
         rows = prepare(tagged("m", "T", "k"), 1 << 18, "rows")
-        wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc()[field]
-        encoded = file_encoder.encode(rows.blocks, {**rows.doc(), field: wrong, "nonce": "n1"})
+        wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc[field]
+        encoded = file_encoder.encode(rows.blocks, {**rows.doc, field: wrong, "nonce": "n1"})
         path = paths.data_file(ROOT, "n1.arrow")
         log.storage.create_if_absent(path, encoded)
         log.append_files([RowFile("n1.arrow", encoded.tail.digest, 1, encoded.tail.file_size, 1)])
@@ -375,7 +377,7 @@ class TestVerifyLooksDeeper:
         for number in range(3):
             log.append(tagged(f"m{number}", "T", "k"))
         describe = roll_module.describe
-        wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc()[field]
+        wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc[field]
         monkeypatch.setattr(roll_module, "describe", lambda *given: {**describe(*given), field: wrong})
         roll(log)
         assert [(finding.first, finding.end) for finding in damage(log.storage)] == [(0, 3)]
@@ -403,7 +405,7 @@ class TestVerifyLooksDeeper:
         log = filled(count=1)
         file = write_row_file(log.storage, ROOT, tagged("m", "T", "k"), nonce="n1", block_bytes=1 << 18)
         rows = prepare_references(log.storage, ROOT, [file])
-        path = plant(log, rows, tags=prepare(tagged("m", "other", "k"), 1 << 18).doc()["tags"])
+        path = plant(log, rows, tags=prepare(tagged("m", "other", "k"), 1 << 18).doc["tags"])
         assert [finding.path for finding in damage(log.storage)] == [path]
 
 
@@ -439,7 +441,7 @@ class TestVerifySnapshots:
         roll(other)
         expire(other, before_ms=clock.wall_ms - 2500)
         assert damage(log.storage) == []
-        log.append(message("cut", topic=folds.Truncations.topic, body=truncate))
+        log.append(message("cut", topic=folds.Truncations.topics[0], body=truncate))
         log.snapshot()
         log.append(message("end"))
         log.snapshot()

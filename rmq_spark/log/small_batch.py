@@ -1,10 +1,10 @@
-"""The IPC message of a few messages that came as Python values, written without pyarrow.
+"""Encodes a small batch of Python rows as an Arrow IPC message, without pyarrow.
 
-A commit of one message is the most common commit there is, and converting it to Arrow arrays and serialising those
-costs more than all of its system calls. A record batch message is a header (a flatbuffer that lists lengths and places
-of buffers) and the buffers themselves. The header of every batch of a schema has the same shape, so it is taken from
-one that pyarrow made, and the numbers in it are replaced. The tests read such messages back with pyarrow and polars
-and compare them with what pyarrow would have written.
+Most commits hold one message, and converting that to Arrow arrays and serialising them costs more than all system
+calls of the commit. A record batch message is a header (a flatbuffer that lists offsets and lengths of buffers) and
+the buffers. The headers of all batches of a schema have the same shape: one that pyarrow wrote serves as the template,
+and only the numbers in it are replaced. Tests read such messages with pyarrow and polars and compare them with
+pyarrow's own.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from rmq_spark.log import schema
-
-Row = tuple[Any, ...]
+from rmq_spark.log import ipc_file, schema
+from rmq_spark.log.schema import Row
 
 _TWO_OFFSETS: Final = struct.Struct("<2i")
 _NUMBER: Final = struct.Struct("<q")
@@ -31,39 +30,23 @@ _PADDING: Final = [bytes(count) for count in range(8)]
 """By the number of bytes that are missing to the next multiple of eight."""
 
 
-class _Header:
-    """The header of a one-row batch, and where in it the numbers are."""
+class _Header(NamedTuple):
+    """The header of a one-row batch as a template, and how the numbers in it are packed."""
 
-    def __init__(self) -> None:
-        # Nulls, not values: `pa.array` of values imports pandas, if it is there, which takes longer than many appends.
-        columns = [pa.nulls(1, field.type) for field in schema.ROWS]
-        message = pa.RecordBatch.from_arrays(columns, schema=schema.ROWS).serialize().to_pybytes()
-        self.size = 8 + struct.unpack_from("<i", message, 4)[0]
-        self.template = bytearray(message[: self.size])
-        table = 8 + struct.unpack_from("<I", message, 8)[0]
-        self.body_length_at = table + self._field(table, 3)
-        header = table + self._field(table, 2)
-        batch = header + struct.unpack_from("<I", message, header)[0]
-        self.length_at = batch + self._field(batch, 0)
-        nodes = batch + self._field(batch, 1)
-        self.nodes_at = nodes + struct.unpack_from("<I", message, nodes)[0] + 4
-        buffers = batch + self._field(batch, 2)
-        self.buffers_at = buffers + struct.unpack_from("<I", message, buffers)[0] + 4
-        self.nodes = struct.Struct(f"<{2 * self._length(nodes)}q")
-        self.places = struct.Struct(f"<{2 * self._length(buffers)}q")
-
-    def _length(self, vector: int) -> int:
-        at = vector + struct.unpack_from("<I", self.template, vector)[0]
-        return int(struct.unpack_from("<I", self.template, at)[0])
-
-    def _field(self, table: int, index: int) -> int:
-        vtable = table - struct.unpack_from("<i", self.template, table)[0]
-        return int(struct.unpack_from("<H", self.template, vtable + 4 + 2 * index)[0])
+    template: bytearray
+    layout: ipc_file.HeaderLayout
+    nodes: struct.Struct
+    places: struct.Struct
 
 
 @cache
 def _header() -> _Header:
-    return _Header()
+    # Nulls, not values: `pa.array` of values imports pandas, if installed, which takes longer than many appends.
+    columns = [pa.nulls(1, field.type) for field in schema.ROWS]
+    message = pa.RecordBatch.from_arrays(columns, schema=schema.ROWS).serialize().to_pybytes()
+    layout = ipc_file.header_layout(message)
+    nodes, places = struct.Struct(f"<{2 * layout.nodes}q"), struct.Struct(f"<{2 * layout.buffers}q")
+    return _Header(bytearray(message[: layout.size]), layout, nodes, places)
 
 
 class _Body:
@@ -204,10 +187,10 @@ def _layout(padded: tuple[int, ...]) -> _Layout:
             at += 8 + room
     header = _header()
     head = header.template.copy()  # of one row: its length is right already
-    _NUMBER.pack_into(head, header.body_length_at, at)
-    header.nodes.pack_into(head, header.nodes_at, *nodes)
-    header.places.pack_into(head, header.buffers_at, *places)
-    return _Layout(bytes(head), tuple(header.buffers_at + 8 * index for index in sizes), struct.Struct(body))
+    _NUMBER.pack_into(head, header.layout.body_length_at, at)
+    header.nodes.pack_into(head, header.layout.nodes_at, *nodes)
+    header.places.pack_into(head, header.layout.buffers_at, *places)
+    return _Layout(bytes(head), tuple(header.layout.buffers_at + 8 * index for index in sizes), struct.Struct(body))
 
 
 def _several_rows(rows: list[Row]) -> bytes:
@@ -223,10 +206,10 @@ def _several_rows(rows: list[Row]) -> bytes:
             body.numbers(values, kind)
     header = _header()
     head = header.template.copy()
-    _NUMBER.pack_into(head, header.body_length_at, body.size)
-    _NUMBER.pack_into(head, header.length_at, len(rows))
-    header.nodes.pack_into(head, header.nodes_at, *body.nodes)
-    header.places.pack_into(head, header.buffers_at, *body.places)
+    _NUMBER.pack_into(head, header.layout.body_length_at, body.size)
+    _NUMBER.pack_into(head, header.layout.length_at, len(rows))
+    header.nodes.pack_into(head, header.layout.nodes_at, *body.nodes)
+    header.places.pack_into(head, header.layout.buffers_at, *body.places)
     return b"".join([head, *body.parts])
 
 
@@ -249,4 +232,4 @@ def _kind(type_: pa.DataType) -> str:
 
 
 _KINDS: Final = tuple(_kind(field.type) for field in schema.ROWS)
-"""How each column is written: text, bytes, map, or the struct code of its integers."""
+"""How each column is encoded: text, bytes, map, or the struct code of its integers."""

@@ -1,12 +1,8 @@
-"""The metadata of a large commit is made by a second thread while its rows are being written."""
+"""Commits of large batches: written piece by piece, and a failed preparation leaves nothing behind."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +12,16 @@ import pytest
 from faulty import BROKER, ROOT, open_log
 
 from rmq_spark.log import rows as prepared
-from rmq_spark.log.file_encoder import Encoded, make_blocks
 from rmq_spark.log.file_format import check_whole
 from rmq_spark.log.group_commit import Request
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.second_thread import MANY_ROWS
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Bytes, Pieces
 from rmq_spark.storage.local import TEMP_PREFIX, FileOps, LocalStorage
 from rmq_spark.storage.local_write import ALLOCATE_BYTES, CALL_BYTES_MAX, write_all
+
+MANY_ROWS = 5_000
 
 
 def many(rows: int = MANY_ROWS, queues: int = 3) -> MessageBatch:
@@ -82,25 +78,6 @@ def test_a_piece_is_asked_for_when_those_before_are_written(tmp_path: Path, size
     assert seen == order
 
 
-def test_pieces_before_the_tail_do_not_wait_for_the_document() -> None:
-    batch = many().record_batch()
-    asked: list[int] = []
-
-    def document() -> dict[str, Any]:
-        asked.append(1)
-        rows = prepared.prepare(many(), 1 << 18)
-        return {**rows.doc(), "nonce": "n"}
-
-    file = Encoded(make_blocks("rows", [batch]), document)
-    early = list(islice(file, 2))
-    assert asked == []
-    data = b"".join(file)
-    assert len(data) == file.tail.file_size == sum(len(piece) for piece in file)
-    assert asked == [1]
-    assert len(file) == 3 and file[:-1] == early
-    assert check_whole("rows", data).digest == file.tail.digest
-
-
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_a_large_commit_is_whole_and_found_by_its_keys(tmp_path: Path, flush: str) -> None:
     log = open_log(LocalStorage(tmp_path), flush=flush)
@@ -116,9 +93,9 @@ def test_a_large_commit_is_whole_and_found_by_its_keys(tmp_path: Path, flush: st
     assert len(meta.bloom) > 0
 
 
-def once(monkeypatch: pytest.MonkeyPatch, error: BaseException, count: int = 1) -> None:
-    """Let the next `count` documents fail."""
-    real, left = prepared._described, [error] * count
+def once(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let the next document fail."""
+    real, left = prepared._described, [error]
 
     def described(*args: Any) -> dict[str, Any]:
         if left:
@@ -136,8 +113,7 @@ def test_a_document_that_could_not_be_made_leaves_nothing_and_can_be_tried_again
     log = open_log(LocalStorage(tmp_path))
     log.append(many(rows))
     batch = many(rows)
-    # Twice: the second thread's failure is nobody's, and who asks then meets the same.
-    once(monkeypatch, error, 2 if rows == MANY_ROWS else 1)
+    once(monkeypatch, error)
     with pytest.raises(type(error)):  # not `OutcomeUnknownError`: nothing was written, and that is known
         log.append(batch)
     assert [path.name for path in tmp_path.rglob(f"{TEMP_PREFIX}*")] == []
@@ -174,45 +150,3 @@ def test_one_bad_batch_does_not_fail_its_group() -> None:
     assert good.landed is not None
     assert isinstance(bad.error, UnicodeDecodeError)
     assert sum(found.num_rows for found in log.scan()) == count
-
-
-class Slow:
-    """A file whose document is being made by another thread, as long as the context lasts."""
-
-    def __init__(self) -> None:
-        self._begun, self._go_on = threading.Event(), threading.Event()
-        file = Encoded(make_blocks("rows", [many(10).record_batch()]), self._document)
-        self._thread = threading.Thread(target=lambda: file.tail)
-
-    def _document(self) -> dict[str, Any]:
-        self._begun.set()
-        self._go_on.wait(60)
-        return {"nonce": "slow"}
-
-    def __enter__(self) -> None:
-        self._thread.start()
-        assert self._begun.wait(10)
-
-    def __exit__(self, *_: object) -> None:
-        self._go_on.set()
-        self._thread.join()
-
-
-def test_another_log_does_not_wait_for_a_slow_document() -> None:
-    log = open_log()
-    with Slow():
-        other = threading.Thread(target=lambda: log.append(many(10)))
-        other.start()
-        other.join(10)
-        assert not other.is_alive()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12: fork beside threads, on purpose
-def test_a_child_forked_meanwhile_can_append() -> None:
-    with Slow():
-        child = os.fork()
-        if child == 0:
-            signal.alarm(10)  # ends a child that hangs
-            open_log().append(many(10))
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0

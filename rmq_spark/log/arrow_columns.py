@@ -1,29 +1,25 @@
-"""Columns by hand: rows in another order, what values are like, and columns of numbers or of one text."""
+"""Low-level Arrow column helpers: reordering rows, views on buffers, and columns built from buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_spark.log import schema
-
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
-BODY: Final = schema.ROWS.get_field_index("body")
 
-
-class Mover:
-    """Rows of a batch in another order, a part at a time. What its columns are like is looked at once."""
+class RowReorderer:
+    """Takes rows of a batch in another order, a part at a time. Each column is inspected once, when this is made."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        self.nbytes = sum(_moved_bytes(column) for column in batch.columns)
-        """What all rows have once they are moved, about."""
+        self.nbytes = sum(_copied_bytes(column) for column in batch.columns)
+        """Approximate bytes of all rows once they are copied."""
         self._schema = batch.schema
         self._columns = [_taker(column) for column in batch.columns]
 
@@ -32,8 +28,8 @@ class Mover:
         return pa.RecordBatch.from_arrays([take(order) for take in self._columns], schema=self._schema)
 
 
-def _moved_bytes(column: pa.Array) -> int:
-    """What stands at a null is not moved, and may be any number of bytes."""
+def _copied_bytes(column: pa.Array) -> int:
+    """Bytes of a column once its rows are copied. Bytes beneath a null are not copied."""
     if column.null_count in (0, len(column)):
         return int(column.nbytes)
     if pa.types.is_string(column.type):
@@ -42,8 +38,8 @@ def _moved_bytes(column: pa.Array) -> int:
 
 
 def _taker(column: pa.Array) -> Callable[[I64], pa.Array]:
-    """What takes rows of a column, in the quickest way there is for its values."""
-    if _is_uniform(column):  # many columns have one value only
+    """The fastest function that takes rows of this column."""
+    if _is_uniform(column):  # many columns have only one value
         return lambda order: column.slice(0, len(order))
     if column.null_count == 0 and pa.types.is_primitive(column.type):
         return _numbers_taker(column)
@@ -57,9 +53,9 @@ def _numbers_taker(column: pa.Array) -> Callable[[I64], pa.Array]:
 
 
 def _equal_widths_taker(column: pa.Array) -> Callable[[I64], pa.Array] | None:
-    """For a text or binary column whose values all have the same length; None for any other column.
+    """Takes rows of a text or binary column whose values all have the same length; None for any other column.
 
-    numpy moves items of one size several times quicker than Arrow moves values of any size.
+    numpy copies items of one size several times faster than Arrow copies values of any size.
     """
     if column.null_count or not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
         return None
@@ -78,8 +74,8 @@ def _equal_widths_taker(column: pa.Array) -> Callable[[I64], pa.Array] | None:
 
 
 def _gathered(values: npt.NDArray[Any], order: I64) -> pa.Buffer:
-    # Memory from Arrow's pool, which keeps what it is given back. Arrays of numpy that live as long as the batch make
-    # malloc trim its heap after each append, and getting it again, page by page, costs more than the copying.
+    # Memory from Arrow's pool, which keeps freed memory. Large numpy arrays make malloc return memory to the system
+    # after each append, and the page faults of getting it again cost more than the copy.
     # A mode other than "raise" writes to `out` directly.
     target = pa.allocate_buffer(values.itemsize * len(order))
     values.take(order, out=np.frombuffer(target, values.dtype), mode="clip")
@@ -87,30 +83,30 @@ def _gathered(values: npt.NDArray[Any], order: I64) -> pa.Buffer:
 
 
 def integers(values: npt.NDArray[Any]) -> pa.Array:
-    """`pa.array` of integers. That one imports pandas first, if it is there, for a quarter of a second."""
+    """As `pa.array` of integers, which would import pandas first, if installed, for a quarter of a second."""
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)], 0)
 
 
 def repeated(text: str, count: int) -> pa.StringArray:
-    """`pa.repeat` of a text, in a fortieth of the time; and that one would import pandas as well."""
+    """As `pa.repeat` of a text, in a fortieth of the time and without importing pandas."""
     data = text.encode()
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
     return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(data * count))
 
 
 def offsets_of(column: pa.Array) -> I32:
-    """Where each value of a column of texts, binaries or maps begins, and where the last one ends."""
+    """The offsets buffer of a column of texts, binaries or maps: one entry more than there are values."""
     return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
 
 
 def bytes_of(column: pa.Array) -> npt.NDArray[np.uint8]:
-    """All bytes of all values of a column of texts or binaries; what stands at a null counts, too."""
+    """The bytes of all values of a column of texts or binaries, including bytes beneath nulls."""
     offsets = offsets_of(column)
     return np.frombuffer(column.buffers()[2] or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
 
 
 def has_byte(column: pa.Array, byte: str) -> bool:
-    """Whether any text has this ASCII character; what stands at a null counts, too."""
+    """Whether any text has this ASCII character; bytes beneath nulls count, too."""
     return bool((bytes_of(column) == ord(byte)).any())
 
 
@@ -137,13 +133,13 @@ def _is_uniform(column: pa.Array) -> bool:
 
 
 def integers_of(column: pa.Array) -> npt.NDArray[Any]:
-    """A column of integers or times as an array; what stands at a null is not said."""
+    """A column of integers or times as an array; the value at a null is arbitrary."""
     values = np.frombuffer(column.buffers()[1] or b"", f"i{column.type.bit_width // 8}")
     return values[column.offset : column.offset + len(column)]
 
 
 def is_constant(column: pa.StringArray) -> bool:
-    """Whether all values are the same; several times quicker than a dictionary, and most batches have one topic."""
+    """Whether all values are equal; several times faster than a dictionary, and most batches have one topic."""
     if column.null_count:
         return False
     offsets = offsets_of(column)

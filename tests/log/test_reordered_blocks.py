@@ -1,10 +1,11 @@
-"""Rows that have to be moved are moved part by part, by two threads; the result is what Arrow would have written."""
+"""Rows that have to be reordered are copied part by part by a worker; the result is what Arrow would have written."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from hypothesis import strategies as st
 
 from rmq_spark.log import rows as prepared
 from rmq_spark.log import schema
+from rmq_spark.log.arrow_columns import RowReorderer
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import check_whole
-from rmq_spark.log.message_batch import MessageBatch, sort_into_runs
-from rmq_spark.log.permute import Mover
+from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import PreparedRows, block_edges, prepare, slices
+from rmq_spark.log.run_index import sort_into_runs
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
 from rmq_spark.storage.local import FileOps, LocalStorage
@@ -56,7 +58,9 @@ def table(rows: int = COUNT, *, wide: bool = False, first: int = 0, nulls: bool 
 def blocks_of_arrow(batch: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> list[pa.RecordBatch]:
     """The blocks as they would be if all rows were moved at once."""
     ordered, runs, order = sort_into_runs(batch)
-    edges = block_edges(batch, runs.rows, block_bytes, moved=None if order is None else (Mover(batch).nbytes, order))
+    edges = block_edges(
+        batch, runs.rows, block_bytes, reordered=None if order is None else (RowReorderer(batch).nbytes, order)
+    )
     assert all(low < high for low, high in pairwise(edges)) and edges[-1] == batch.num_rows
     return slices(ordered, edges)
 
@@ -90,7 +94,7 @@ def test_the_file_is_whole_and_its_metadata_that_of_sorted_rows() -> None:
     ordered, _, _ = sort_into_runs(MessageBatch.from_arrow(table()).record_batch())
     in_place = prepare(MessageBatch(table=pa.Table.from_batches([ordered])), BLOCK_BYTES)
     metas = [
-        check_whole("rows", b"".join(Encoded(rows.blocks, lambda rows=rows: {**rows.doc(), "nonce": "n"})))  # type: ignore[misc]
+        check_whole("rows", b"".join(Encoded(rows.blocks, {**rows.doc, "nonce": "n"})))  # type: ignore[misc]
         for rows in (moved, in_place)
     ]
     for name in ("kind", "rows", "topics", "runs", "tagn", "bloom", "ids"):
@@ -188,7 +192,7 @@ def test_a_small_file_of_moved_rows_has_no_block_table(queues: list[int]) -> Non
     two = table(3).take(pa.array([0, 2])).set_column(1, "queueId", pa.array(queues, pa.int32()))  # of one topic
     rows = prepare(MessageBatch.from_arrow(two), 1 << 18)
     assert (rows.order is None) == (queues == [0, 1])
-    made = b"".join(Encoded(rows.blocks, lambda: {**rows.doc(), "nonce": "n"}))
+    made = b"".join(Encoded(rows.blocks, {**rows.doc, "nonce": "n"}))
     assert "blocks" not in check_whole("commit", made).doc
 
 
@@ -224,17 +228,48 @@ def test_a_part_that_cannot_be_made_leaves_nothing(
     assert report.ok and report.messages == COUNT
 
 
-def test_a_part_that_fails_in_the_other_thread_is_made_by_the_caller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = open_log(LocalStorage(tmp_path))
-    failed = failing(monkeypatch, lambda: threading.current_thread() is not threading.main_thread())
-    for number in range(20):  # in each of them the other thread may come too late to do anything
-        log.append(MessageBatch.from_arrow(table(first=number * COUNT)))
-    log.close()
-    report = verify(log.storage, ROOT, BROKER)
-    assert report.ok and report.messages == 20 * COUNT
-    assert failed and set(failed) == {"rmq-second"}
+def test_a_worker_makes_the_parts_in_order_and_ends_with_the_last() -> None:
+    threads: list[threading.Thread] = []
+    done = threading.Event()
+
+    def task(number: int) -> Any:
+        threads.append(threading.current_thread())
+        if number == 3:
+            done.set()
+        return number
+
+    results = prepared._in_background([partial(task, number) for number in range(4)])
+    assert done.wait(10)
+    assert [result() for result in results] == [0, 1, 2, 3]
+    worker, caller = threads[0], threads[3]
+    assert threads == [worker, worker, worker, caller] and caller is threading.current_thread() is not worker
+    worker.join(10)
+    assert not worker.is_alive()
+
+
+def test_a_part_that_the_worker_has_not_begun_is_made_by_the_caller() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        begun.set()
+        assert go_on.wait(10)
+
+    results = prepared._in_background([lambda: None, slow, threading.current_thread])  # type: ignore[list-item, return-value]
+    assert begun.wait(10)
+    assert results[2]() is threading.current_thread()  # type: ignore[comparison-overlap]
+    go_on.set()
+    results[1]()
+
+
+def test_the_caller_makes_the_parts_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(prepared.ThreadPoolExecutor, "submit", refuse)
+    batch = MessageBatch.from_arrow(table())
+    rows = prepare(batch, BLOCK_BYTES)
+    assert blocks_of(rows) == blocks_of_arrow(batch.record_batch())
+    assert rows.blocks.parts[1]() is rows.blocks.parts[1](), "each part is made once"
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12: fork beside threads, on purpose

@@ -1,0 +1,133 @@
+"""The one door to a log's files: where they are, their checked metadata, and what to do when they have moved.
+
+Files move while they are read: commits are rolled into segments, segments are merged, and names become free. A reader
+plans by fingerprint, reads through this door, and plans again when another file stands where the planned one was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from rmq_spark.errors import CorruptDataError, NotFoundError
+from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.file_reader import read_meta
+from rmq_spark.log.tail_index import fingerprint
+from rmq_spark.storage import paths
+from rmq_spark.storage.base import Storage
+
+if TYPE_CHECKING:
+    from rmq_spark.log.commit_log import CommitLog
+    from rmq_spark.log.marks import SegmentRef
+    from rmq_spark.log.view import LogView
+
+Planned = TypeVar("Planned")
+Answer = TypeVar("Answer")
+
+CACHED_BYTES: Final = 32 * 1024 * 1024
+"""Metadata is kept up to so many bytes; of small commits, whose metadata comes with their rows, the whole file."""
+
+
+class LogFiles:
+    """Files of one log. Safe to use from any thread."""
+
+    def __init__(self, storage: Storage, root: str) -> None:
+        self.storage = storage
+        self.root = root
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, int], FileMeta] = OrderedDict()
+        self._kept_bytes = 0
+
+    def next_commit(self, offset: int) -> FileMeta:
+        """The metadata of the commit at `offset`, whatever stands there now.
+
+        Raises:
+            NotFoundError: there is none.
+            CorruptDataError: it is damaged.
+        """
+        meta = read_meta(self.storage, paths.commit(self.root, offset), "commit")
+        self.keep(meta)
+        return meta
+
+    def meta(self, path: str, kind: str, wanted: int) -> FileMeta:
+        """The metadata of the file with the fingerprint `wanted`.
+
+        Raises:
+            NotFoundError: it is gone, or another file stands there: plan again.
+            CorruptDataError: it is damaged.
+        """
+        key = (path, wanted)
+        with self._lock:
+            known = self._kept.get(key)
+            if known is not None:
+                self._kept.move_to_end(key)
+                return known
+        meta = read_meta(self.storage, path, kind)
+        if fingerprint(meta.digest) != wanted:
+            raise NotFoundError("another file stands where the planned one was", path=path)
+        self.keep(meta)
+        return meta
+
+    def commits(self, wanted: Sequence[tuple[int, int]]) -> list[FileMeta]:
+        """The metadata of several commits, each by its first offset and fingerprint.
+
+        Raises:
+            NotFoundError: one of them is gone, or another file stands there: plan again.
+            CorruptDataError: one of them is damaged.
+        """
+        return [self.meta(paths.commit(self.root, first), "commit", mark) for first, mark in wanted]
+
+    def segment(self, segment: SegmentRef) -> FileMeta:
+        """The metadata of a segment that a mark names.
+
+        Raises:
+            NotFoundError: it is gone, or another file stands there.
+            CorruptDataError: it is damaged.
+        """
+        return self.meta(f"{paths.segments(self.root)}/{segment.name}", "segment", fingerprint(segment.digest))
+
+    def row_file(self, name: str, digest: str) -> FileMeta:
+        """The metadata of a row file that a commit names.
+
+        Raises:
+            NotFoundError: it is gone.
+            CorruptDataError: it is damaged, or another one.
+        """
+        path = paths.data_file(self.root, name)
+        try:
+            return self.meta(path, "rows", fingerprint(digest))
+        except NotFoundError as error:
+            if self.storage.exists(path):
+                raise CorruptDataError("not the row file that its commit names", file=path, expected=digest) from error
+            raise
+
+    def keep(self, meta: FileMeta) -> None:
+        """Remember a file's metadata for whoever asks next."""
+        with self._lock:
+            key = (meta.path, fingerprint(meta.digest))
+            before = self._kept.pop(key, None)
+            self._kept[key] = meta
+            self._kept_bytes += meta.tail_bytes - (before.tail_bytes if before is not None else 0)
+            while self._kept_bytes > CACHED_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= self._kept.popitem(last=False)[1].tail_bytes
+
+
+def read_planned(log: CommitLog, plan: Callable[[LogView], Planned], answer: Callable[[Planned], Answer]) -> Answer:
+    """Plan from the log as it is now and work out an answer from files; plan again when they have moved meanwhile.
+
+    Raises:
+        CorruptDataError: a file is missing, or another one stands in its place, though nothing has moved.
+    """
+    epoch = -1
+    while True:
+        planned, seen = log.look(lambda view: (plan(view), view.mark.epoch))
+        try:
+            return answer(planned)
+        except NotFoundError as error:
+            if seen == epoch:
+                raise CorruptDataError(
+                    "a file of the log is missing or another one stands in its place", **error.context
+                ) from error
+            epoch = seen

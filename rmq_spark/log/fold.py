@@ -1,0 +1,113 @@
+"""What a fold is: state that is kept as messages, and what you get by reading its topics in order.
+
+A fold is owned by the module whose rule it serves (`rmq_spark/rules/`, one file a subject); this package has a few of
+its own. A log is opened with the folds that its user needs and pays for no other. A record is an ordinary message; most
+have a JSON body. An unknown field of a record is ignored, so an older reader passes over a newer writer's.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, TypeVar
+
+from rmq_spark.errors import CorruptDataError
+from rmq_spark.log.undo import Journal, UndoDict
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+UNREADABLE: Final = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+"""What a record raises that is not what its fold reads."""
+
+COLUMNS: Final = ("body", "queueId", "queueOffset", "msgId", "properties", "bornTimestamp")
+"""What a fold may ask for; the store time of each record comes with it in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """State messages of one topic, in the order of the log. Only the columns that the fold names are filled."""
+
+    topic: str
+    store_ms: Sequence[int]
+    bodies: Sequence[bytes] = ()
+    queue_ids: Sequence[int] = ()
+    queue_offsets: Sequence[int] = ()
+    msg_ids: Sequence[str] = ()
+    properties: Sequence[Mapping[str, str]] = ()
+    born_ms: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.store_ms)
+
+    def values(self) -> list[dict[str, Any]]:
+        """The JSON object in each body; all of them are parsed in one go.
+
+        Raises:
+            TypeError, ValueError: a body is no JSON object.
+        """
+        values: list[dict[str, Any]] = json.loads(b"[%b]" % b",".join(self.bodies))
+        if len(values) != len(self.bodies) or not all(isinstance(value, dict) for value in values):
+            raise TypeError("the body of a record must be one JSON object")
+        return values
+
+
+class Fold(ABC):
+    """State made by the records of some topics. Its changeable parts are dicts made by `table`, and nothing else."""
+
+    name: ClassVar[str]
+    """Key in snapshots and in the log's list of folds."""
+    version: ClassVar[int] = 1
+    """Raised when `dump` changes; a process loads its own version and older ones."""
+    topics: ClassVar[tuple[str, ...]]
+    """The system topics that it reads. Records of different topics or queues must not depend on each other's order
+    within one commit; those of one queue are in order."""
+    columns: ClassVar[tuple[str, ...]] = ("body",)
+    """What it needs of each record, of `COLUMNS`."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def table(self, values: Mapping[Key, Value] | None = None) -> UndoDict[Key, Value]:
+        """A dict for state. Its values must be immutable, or such dicts themselves."""
+        return UndoDict(self._journal, values)
+
+    @abstractmethod
+    def apply(self, records: Records) -> None:
+        """Take in the next records. Must depend on nothing but the records so far.
+
+        Raises:
+            One of `UNREADABLE`: a record is not what this fold reads. Before an append this refuses the append; when a
+            log is read it is damage.
+        """
+
+    @abstractmethod
+    def dump(self) -> Any:
+        """The state as a JSON value; `load` gives it back."""
+
+    @abstractmethod
+    def load(self, value: Any, version: int) -> None:
+        """Replace the state by what `dump` of that version returned."""
+
+
+def unreadable(topic: str, offset: int, error: Exception) -> CorruptDataError:
+    """The error of a log whose records a fold cannot read."""
+    return CorruptDataError("state message cannot be read", topic=topic, offset=offset, reason=describe(error))
+
+
+def describe(error: Exception) -> str:
+    """An exception as text."""
+    return f"{type(error).__name__}: {error}"
+
+
+def need(value: Any, kind: type, field: str) -> Any:
+    """`value` if it is of `kind`; for `apply`, which must refuse what it could not read back.
+
+    Raises:
+        TypeError: it is of another.
+    """
+    if not isinstance(value, kind) or isinstance(value, bool):  # JSON's true is an int in Python
+        raise TypeError(f"{field} must be {kind.__name__}, not {type(value).__name__}")
+    return value

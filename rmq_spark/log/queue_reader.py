@@ -1,0 +1,176 @@
+"""Reading one queue from an offset on, as a consumer does: the next messages, and where to go on.
+
+A read touches only the files that hold the messages: the tail index tells which commit does, and a search over the
+segments' run indexes where a backlog begins. Whoever reads on passes the log offset of its last message along, so the
+search is done once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_spark.errors import DataExpiredError
+from rmq_spark.log import scan, schema
+from rmq_spark.log.files import LogFiles, read_planned
+from rmq_spark.log.marks import SegmentRef
+
+if TYPE_CHECKING:
+    from rmq_spark.log.commit_log import CommitLog
+    from rmq_spark.log.view import LogView
+
+BOOL = npt.NDArray[np.bool_]
+
+_FIRST_ROWS: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFilter:
+    """Which messages of a queue are wanted."""
+
+    tag_codes: frozenset[int] | None = None
+    """Skip runs that hold none of these tag hash codes."""
+    predicate: Callable[[pa.RecordBatch], BOOL] | None = None
+    """A mask over rows."""
+    columns: tuple[str, ...] = ()
+    """What `predicate` looks at."""
+
+
+ALL: Final = QueueFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRead:
+    """What a read of a queue gave."""
+
+    messages: pa.RecordBatch
+    """The messages that match, in order."""
+    next_offset: int
+    """Where to go on: behind the last message that was looked at, matching or not."""
+    place: int
+    """A log offset that no later message of the queue is before; pass it to the next read."""
+    end: int
+    """The queue's end when it was read."""
+
+
+def read_queue(
+    log: CommitLog,
+    topic: str,
+    queue: int,
+    offset: int,
+    *,
+    rows_max: int,
+    wanted: QueueFilter = ALL,
+    columns: Sequence[str] | None = None,
+    place: int = 0,
+) -> QueueRead:
+    """Read up to `rows_max` messages of a queue from `offset` on; only those that match are returned.
+
+    Args:
+        log: the broker's log.
+        topic: the queue's topic.
+        queue: the queue's id.
+        offset: the first queue offset.
+        rows_max: how many messages are looked at.
+        wanted: which of them are returned.
+        columns: of `schema.MESSAGE`; all by default.
+        place: `QueueRead.place` of the read before, or 0.
+
+    Raises:
+        DataExpiredError: the messages at `offset` are no longer held; the context names `first`, the first that is.
+        CorruptDataError: a file is damaged.
+    """
+    names = tuple(columns or schema.MESSAGE.names)
+    needed = tuple(dict.fromkeys((*names, "commitOffset")))
+
+    def plan(view: LogView) -> tuple[scan.Plan, int, int, tuple[SegmentRef, ...]]:
+        first, end = view.state.queues.bounds(topic, queue)
+        if offset < first:
+            raise DataExpiredError(
+                "the messages are no longer held", topic=topic, queue=queue, offset=offset, first=first
+            )
+        high = max(offset, min(end, offset + rows_max))
+        query = scan.Query(
+            start=place,
+            ranges={(topic, queue): (offset, high)},
+            tag_codes=wanted.tag_codes,
+            predicate=wanted.predicate,
+            predicate_columns=wanted.columns,
+            columns=needed,
+        )
+        planned = scan.plan(view, query, scan.ScanStats())
+        tail = view.state.commits.runs_of(topic, queue)[1]
+        rolled = not view.state.commits.wide and len(tail) > 0 and offset >= int(tail[0])
+        if rolled or high == offset:
+            planned.sources = [source for source in planned.sources if source.kind == "commit"]
+        return planned, high, end, view.mark.segments
+
+    def read(seen: tuple[scan.Plan, int, int, tuple[SegmentRef, ...]]) -> QueueRead:
+        planned, high, end, segments = seen
+        if high == offset:
+            return QueueRead(_none(names), offset, place, end)
+        if not place and any(source.kind == "segment" for source in planned.sources):
+            _skip_segments(log.files, planned, segments, (topic, queue), (offset, high))
+        batches = list(scan.read_plan(log.files, log.broker, planned))
+        rows = pa.concat_batches(batches) if batches else _none(needed)
+        at = rows.column("commitOffset").to_numpy(zero_copy_only=False)
+        return QueueRead(rows.select(list(names)), high, int(at[-1]) + 1 if len(at) else place, end)
+
+    return read_planned(log, plan, read)
+
+
+def _skip_segments(
+    files: LogFiles,
+    planned: scan.Plan,
+    segments: Sequence[SegmentRef],
+    place: tuple[str, int],
+    bounds: tuple[int, int],
+) -> None:
+    """Leave out of a plan the segments that hold none of the queue's offsets within `bounds`."""
+    low = _number_of(files, segments, *place, bounds[0])
+    last = _number_of(files, segments, *place, bounds[1] - 1)
+    keep = {f"/{segment.name}" for segment in segments[low : last + 1]}
+    planned.sources = [
+        source
+        for source in planned.sources
+        if source.kind != "segment" or source.path[source.path.rindex("/") :] in keep
+    ]
+
+
+def _number_of(files: LogFiles, segments: Sequence[SegmentRef], topic: str, queue: int, offset: int) -> int:
+    """Number of the segment that holds the offset; that of all segments if none does."""
+    low, high = 0, len(segments)
+    while low < high:
+        middle = (low + high) // 2
+        at, bounds = middle, None
+        while at < high and (bounds := _run(files, segments[at], topic, queue)) is None:
+            at += 1  # this one has no message of the queue: the next one tells the direction
+        if bounds is None or offset < bounds[0]:
+            high = middle
+        elif offset >= bounds[1]:
+            low = at + 1
+        else:
+            return at
+    return low
+
+
+def _run(files: LogFiles, segment: SegmentRef, topic: str, queue: int) -> tuple[int, int] | None:
+    meta = files.segment(segment)
+    runs = meta.runs
+    if topic not in runs.topics:
+        return None
+    mine = np.flatnonzero((runs.topic == runs.topics.index(topic)) & (runs.queue == queue))
+    if not len(mine):
+        return None
+    base = int(meta.bases[mine[0]])
+    return base, base + int(runs.rows[mine[0]])
+
+
+def _none(names: Sequence[str]) -> pa.RecordBatch:
+    kinds = pa.schema([schema.MESSAGE.field(name) for name in names])
+    return pa.RecordBatch.from_arrays([pa.array([], column.type) for column in kinds], schema=kinds)

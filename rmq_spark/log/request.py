@@ -1,0 +1,187 @@
+"""What callers ask of a log, and how it ended: requests, decisions, attempts and their outcomes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rmq_spark.errors import OutcomeUnknownError
+from rmq_spark.log.core_folds import SinkMark
+from rmq_spark.log.file_encoder import Encoded
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.rows import PreparedRows, RowFile, queue_offsets
+from rmq_spark.log.run_index import Runs
+from rmq_spark.log.state import LogState
+
+I64 = npt.NDArray[np.int64]
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[Answer]):
+    """What a rule has decided: what its caller is told, and what is appended for it."""
+
+    answer: Answer
+    rows: MessageBatch | None = None
+    """Messages to append."""
+    records: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    """State messages to append behind them: topic and JSON value."""
+
+
+Rule = Callable[[LogState], Decision[Answer]]
+"""Looks at the folded state and decides, or refuses by raising an `RmqError`. It may be asked several times, each time
+on another state; only the last time counts. It must not change the state, nor take long: others wait."""
+
+
+class Outcome(Enum):
+    """What is known of an attempt to create one commit."""
+
+    PLANNED = "planned"
+    """Nothing was given to the storage yet."""
+    UNCLEAR = "unclear"
+    """The storage was asked and owes an answer, or the slot is not confirmed yet."""
+    LANDED = "landed"
+    """It is in the log."""
+    LOST = "lost"
+    """It is not in the log and never will be."""
+    FORGOTTEN = "forgotten"
+    """The log no longer records the outcome."""
+
+
+_TRANSITIONS: Final = {
+    Outcome.PLANNED: {Outcome.UNCLEAR, Outcome.LOST},
+    Outcome.UNCLEAR: {Outcome.LANDED, Outcome.LOST, Outcome.FORGOTTEN},
+    Outcome.LANDED: set[Outcome](),
+    Outcome.LOST: set[Outcome](),
+    Outcome.FORGOTTEN: set[Outcome](),
+}
+
+
+class Offsets:
+    """What each row of a commit was given, worked out when somebody asks: whoever sends batches seldom does."""
+
+    def __init__(self, rows: PreparedRows, first: int, bases: I64) -> None:
+        self._runs = rows.runs
+        self._order = rows.order
+        self._first = first
+        self._bases = bases
+
+    @cached_property
+    def queue(self) -> I64:
+        """Queue offset of each row, in the order the rows were given."""
+        return self._as_given(queue_offsets(self._runs, self._bases))
+
+    @cached_property
+    def commit(self) -> I64:
+        """Log offset of each row, in the order the rows were given."""
+        return self._as_given(np.arange(self._first, self._first + int(self._runs.rows.sum()), dtype=np.int64))
+
+    def _as_given(self, values: I64) -> I64:
+        if self._order is None:
+            return values
+        given = np.empty_like(values)
+        given[self._order] = values
+        return given
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One commit at one slot: its bytes never change, so whichever try of it lands, it lands once."""
+
+    seq: int
+    """Number of the attempt among those of its handle; the commit carries it."""
+    slot: int
+    store_ms: int
+    encoded: Encoded
+    runs: Runs
+    bases: I64
+    """Queue offset of each run's first row."""
+    offsets: Offsets
+    outcome: Outcome = Outcome.PLANNED
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether it is known to be in the log."""
+        return self.outcome is Outcome.LANDED
+
+    def become(self, outcome: Outcome) -> None:
+        """Note what is known now; saying the same again changes nothing."""
+        if outcome is not self.outcome:
+            assert outcome in _TRANSITIONS[self.outcome], (self.outcome, outcome)  # noqa: S101 - the table above
+            self.outcome = outcome
+
+    def unclear_error(self, cause: str) -> OutcomeUnknownError:
+        """What the callers of an attempt that ended unclear are told."""
+        return OutcomeUnknownError(
+            "it is not known whether the append landed; append the same batch again", slot=self.slot, cause=cause
+        )
+
+
+@dataclass(eq=False)
+class Request:
+    """One caller's append or decision, and its outcome."""
+
+    batch: MessageBatch | None = None
+    rule: Rule[Any] | None = None
+    app: SinkMark | None = None
+    files: Sequence[RowFile] = ()
+    earlier: Request | None = None
+    """The same append, whose caller does not know how it ended."""
+    admitted: MessageBatch | None = None
+    """What is appended for it at the position that is being tried."""
+    first_row: int = 0
+    """Where its rows begin in the commit."""
+    rows: int = 0
+    answer: Any = None
+    attempt: Attempt | None = None
+    """The attempt that landed it, or may have."""
+    settled: bool = False
+    """Whether it ended well: it landed, or needed nothing to be appended."""
+    repeated: bool = False
+    """Whether it had landed before."""
+    error: BaseException | None = None
+    latch: threading.Lock | None = None
+    """Held until it is done or has to lead; only those that wait have one. A tenth of the cost of an `Event`."""
+    group: Sequence[Request] = ()
+    """Of the one who leads: what it took out of the queue to be committed at once."""
+    follower: Request | None = None
+    """Who is woken by this one's caller as soon as it is awake itself."""
+    gone: bool = False
+    """Whether its caller was interrupted before anybody woke it."""
+    weight: tuple[int, int] = field(init=False)
+    """Rows and bytes, for the limits of a group; of a rule they are not known yet."""
+
+    def __post_init__(self) -> None:
+        self.weight = (self.batch.num_rows, self.batch.body_bytes) if self.batch is not None else (1, 0)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it needs a commit of its own: a commit has rows or refers to row files, never both."""
+        return bool(self.files)
+
+    @property
+    def key(self) -> object:
+        """What tells that a caller asks for the same thing again: the batch or rule object, or the files' names."""
+        if self.files:
+            return tuple(file.name for file in self.files)
+        return id(self.rule if self.rule is not None else self.batch)
+
+    def wake(self) -> None:
+        """Let its caller go on; each caller waits once. To be called under the group's lock."""
+        latch = self.latch
+        if latch is not None:
+            if latch.locked():
+                latch.release()
+            self.latch = None  # last: whoever is interrupted before it may wake again
+
+    @property
+    def done(self) -> bool:
+        """Whether its outcome is known."""
+        return self.settled or self.error is not None

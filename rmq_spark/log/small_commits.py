@@ -1,0 +1,50 @@
+"""Rows of many small commits at once: their record batches are one Arrow stream behind a common schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from rmq_spark.errors import CorruptDataError
+from rmq_spark.log import schema
+from rmq_spark.log.arrow_columns import integers, repeated
+from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.rows import queue_offsets
+from rmq_spark.log.run_index import find_order
+from rmq_spark.log.small_files import decode_small_files
+
+
+def is_small(meta: FileMeta) -> bool:
+    """Whether a commit came whole with its metadata, and carries its rows itself."""
+    return meta.whole is not None and "blocks" not in meta.doc and "files" not in meta.doc
+
+
+def join_rows(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:
+    """The messages of neighbouring small commits as one batch of `schema.MESSAGE`, in the order of a segment.
+
+    Raises:
+        CorruptDataError: a commit's rows cannot be parsed, or are not as many as it says.
+    """
+    whole = decode_small_files([meta.whole or b"" for meta in metas])
+    rows = [meta.rows for meta in metas]
+    if len(whole) != sum(rows):
+        raise CorruptDataError("a commit has another number of rows than its metadata says", file=metas[0].path)
+    firsts = np.array([meta.doc["first"] for meta in metas], np.int64)
+    counts = np.array(rows, np.int64)
+    commit = np.arange(len(whole)) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+    times = np.repeat(np.array([meta.doc["ts"] for meta in metas], np.int64), counts)
+    queue = np.concatenate([queue_offsets(meta.runs, meta.bases) for meta in metas])
+    order = find_order(whole).order
+    if order is not None:
+        whole = whole.take(integers(order))
+        commit, times, queue = commit[order], times[order], queue[order]
+    derived = {
+        "brokerName": repeated(broker, len(whole)),
+        "commitOffset": integers(commit),
+        "queueOffset": integers(queue),
+        "storeTimestamp": integers(times).cast(schema.TIMESTAMP),
+    }
+    columns = [derived[name] if name in derived else whole.column(name) for name in schema.MESSAGE.names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema.MESSAGE)

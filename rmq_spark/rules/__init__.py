@@ -1,0 +1,1 @@
+"""Messaging rules: folds and decisions, one file a subject. They decide and never touch files."""

@@ -1,0 +1,134 @@
+"""Committed offsets of consumer groups: the fold, its records, and who committed last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from rmq_spark.log.fold import Fold, Records, need
+from rmq_spark.log.undo import Journal, UndoDict
+
+MAX_OFFSET: Final = (1 << 63) - 1
+MAX_QUEUE: Final = (1 << 31) - 1
+"""Offsets have 64 bits and queue ids 32 in files and tables, as in RocketMQ; numbers in JSON have no bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastCommit:
+    """What is known of a consumer group's last change of offsets in one log."""
+
+    at_ms: int
+    """storeTimestamp of the last change, whoever made it."""
+    member: str | None
+    """Which consumer committed last; None when it gave no name."""
+    member_ms: int | None
+    """storeTimestamp of that commit; None when only an administrator has set offsets so far."""
+
+
+class ConsumerOffsets(Fold):
+    """Committed offsets (next to consume) by group, topic and queue (RocketMQ's consumerOffset.json)."""
+
+    name: ClassVar[str] = "consumer_offsets"
+    topics: ClassVar[tuple[str, ...]] = ("rmq_sys_consumer_offset",)
+
+    _LAST: ClassVar[str] = ""
+    """Where a group's last commit stands among its topics in a dump: no topic has that name, so a reader that does
+    not know of it never asks for it."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(journal)
+        self.offsets: UndoDict[str, UndoDict[str, UndoDict[int, int]]] = self.table()
+        """group -> topic -> queue -> offset."""
+        self.last: UndoDict[str, LastCommit] = self.table()
+        """By group; a group that is known from an older snapshot only has none."""
+
+    def apply(self, records: Records) -> None:
+        for value, store_ms in zip(records.values(), records.store_ms, strict=True):
+            check_form(value)
+            group, member = value["group"], value.get("member")
+            if value.get("deleted"):
+                self.offsets.discard(group)
+                self.last.discard(group)
+                continue
+            mine = self.offsets.child(group).child(value["topic"])
+            for queue, offset in queue_offsets(value).items():
+                mine[queue] = offset
+            if value.get("admin"):
+                # An administrator's change says nothing about the consumers: what was known of them stays.
+                before = self.last.get(group, LastCommit(0, None, None))
+                self.last[group] = LastCommit(store_ms, before.member, before.member_ms)
+            else:
+                self.last[group] = LastCommit(store_ms, member, store_ms)
+
+    def of(self, group: str, topic: str) -> Mapping[int, int]:
+        """Committed offsets of one group on one topic by queue."""
+        topics = self.offsets.get(group)
+        return dict(topics.get(topic) or {}) if topics is not None else {}
+
+    def dump(self) -> Any:
+        groups: dict[str, dict[str, Any]] = {}
+        for group, topics in self.offsets.items():
+            plain: dict[str, Any] = {
+                topic: {str(queue): offset for queue, offset in queues.items()} for topic, queues in topics.items()
+            }
+            last = self.last.get(group)
+            if last is not None:
+                plain[self._LAST] = {"at": last.at_ms, "member": last.member, "memberAt": last.member_ms}
+            groups[group] = plain
+        return groups
+
+    def load(self, value: Any, version: int) -> None:
+        self.offsets, self.last = self.table(), self.table()
+        for group, topics in value.items():
+            if last := topics.get(self._LAST):
+                self.last[group] = LastCommit(last["at"], last["member"], last["memberAt"])
+            mine = self.offsets.child(group)
+            for topic, queues in topics.items():
+                if topic != self._LAST:
+                    mine[topic] = self.table({int(queue): offset for queue, offset in queues.items()})
+
+
+def check_form(value: dict[str, Any]) -> None:
+    """Check that `ConsumerOffsets` can take in a record with this value.
+
+    Raises:
+        KeyError, TypeError: it cannot.
+    """
+    need(value["group"], str, "group")
+    if not value.get("deleted"):
+        if value.get("member") is not None:
+            need(value["member"], str, "member")
+        queue_offsets(value)
+
+
+def queue_offsets(value: dict[str, Any]) -> dict[int, int]:
+    """The offsets by queue in a record, checked as to their form; logs of older versions may hold any numbers.
+
+    Raises:
+        TypeError, KeyError: it is not the record of offsets.
+    """
+    if not need(value["topic"], str, "topic"):
+        raise TypeError("topic must not be empty")
+    offsets: dict[int, int] = {}
+    for queue, offset in need(value["offsets"], dict, "offsets").items():
+        if not (queue.isascii() and queue.isdigit()):
+            raise TypeError("offsets must be by queue id")
+        offsets[int(queue)] = need(offset, int, "offsets")
+    return offsets
+
+
+def offset_records(
+    group: str, offsets: Mapping[tuple[str, int], int], extra: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Records that commit these offsets by (topic, queue): one a topic.
+
+    Raises:
+        ValueError: an offset or a queue id is out of bounds.
+    """
+    topics: dict[str, dict[str, int]] = {}
+    for (topic, queue), offset in offsets.items():
+        if not (0 <= queue <= MAX_QUEUE and 0 <= offset <= MAX_OFFSET):
+            raise ValueError("offsets and queue ids must not be below 0, nor be too large")
+        topics.setdefault(topic, {})[str(queue)] = offset
+    return [{"group": group, "topic": topic, "offsets": queues, **extra} for topic, queues in topics.items()]

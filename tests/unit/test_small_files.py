@@ -1,0 +1,102 @@
+"""Small files decoded together have the rows that they have one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmq_spark.errors import CorruptDataError
+from rmq_spark.log import ipc_file, schema, small_files
+from rmq_spark.log.file_encoder import encode, make_blocks, one_block
+from rmq_spark.log.message_batch import to_record_batch
+from rmq_spark.log.small_batch import to_message
+from rmq_spark.log.small_files import decode_small_files
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+ROW = st.tuples(
+    TEXT,
+    st.integers(0, 65_535),
+    TEXT,
+    st.none() | TEXT,
+    st.none() | TEXT,
+    st.binary(max_size=20),
+    st.integers(-(2**31), 2**31 - 1),
+    st.integers(0, 2**31 - 1),
+    st.integers(-(2**63), 2**63 - 1),
+    st.none() | TEXT,
+    st.integers(0, 2**31 - 1),
+    st.lists(st.tuples(TEXT, TEXT), max_size=3),
+)
+FILES = st.lists(st.tuples(st.lists(ROW, min_size=1, max_size=10), st.booleans()), min_size=1, max_size=12)
+
+
+def file_of(rows: list[tuple[Any, ...]], by_pyarrow: bool = False) -> bytes:
+    if by_pyarrow:
+        blocks = make_blocks("commit", [to_record_batch(rows)])
+    else:
+        blocks = one_block("commit", to_message(rows), len(rows))
+    return b"".join(encode(blocks, {}))
+
+
+def one_by_one(files: list[bytes]) -> pa.RecordBatch:
+    return pa.concat_batches([pa.ipc.open_file(pa.BufferReader(data)).get_batch(0) for data in files])
+
+
+@settings(deadline=None, max_examples=200)
+@given(FILES)
+def test_many_files_have_the_rows_of_each(drawn: list[tuple[list[tuple[Any, ...]], bool]]) -> None:
+    files = [file_of(rows, by_pyarrow) for rows, by_pyarrow in drawn]
+    batch = decode_small_files(files)
+    batch.validate(full=True)
+    assert batch.equals(one_by_one(files))
+
+
+def row(number: int) -> tuple[Any, ...]:
+    return ("orders", 0, f"{number:032X}", "paid", None, b"x" * number, 0, 0, number, None, 0, [("n", "1")])
+
+
+def test_the_order_of_files_is_kept_over_several_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_files, "GROUP_FILES", 3)
+    files = [file_of([row(number), row(number + 100)]) for number in range(10)]
+    assert decode_small_files(files).equals(one_by_one(files))
+
+
+def test_no_files_have_no_rows() -> None:
+    batch = decode_small_files([])
+    assert batch.num_rows == 0 and batch.schema.equals(schema.ROWS)
+
+
+def test_a_file_whose_header_is_laid_out_in_another_way_is_decoded_too() -> None:
+    message = to_message([row(3)])
+    header = ipc_file.header_layout(message).size
+    # Eight bytes more in front of the body, as another writer of flatbuffers might leave them.
+    longer = message[:4] + (header - 8 + 8).to_bytes(4, "little") + message[8:header] + bytes(8) + message[header:]
+    files = [file_of([row(1)]), b"".join(encode(one_block("commit", longer, 1), {}))]
+    assert decode_small_files(files).equals(one_by_one(files))
+
+
+def test_a_file_of_another_kind_is_refused() -> None:
+    snapshot = pa.RecordBatch.from_pydict({"name": ["a"], "payload": [b"b"]})
+    with pytest.raises(CorruptDataError, match="other columns"):
+        decode_small_files([file_of([row(1)]), b"".join(encode(make_blocks("snapshot", [snapshot]), {}))])
+
+
+def test_numbers_that_point_outside_a_message_are_refused() -> None:
+    good = to_message([row(5)])
+    layout = ipc_file.header_layout(good)
+    for index in range(2 * layout.buffers):
+        at = layout.buffers_at + 8 * index
+        if int.from_bytes(good[at : at + 8], "little") == 0:
+            continue
+        for value in (1 << 40, (1 << 64) - 8):
+            bad = good[:at] + value.to_bytes(8, "little") + good[at + 8 :]
+            files = [file_of([row(1)]), b"".join(encode(one_block("commit", bad, 1), {})), file_of([row(2)])]
+            if index % 2 == 0 and int.from_bytes(good[at + 8 : at + 16], "little") == 0:
+                assert decode_small_files(files).num_rows == 3, "a buffer without bytes may be said to stand anywhere"
+                continue
+            with pytest.raises(CorruptDataError, match="decoded"):
+                decode_small_files(files)
