@@ -145,6 +145,7 @@ def test_every_batch_has_the_same_schema_not_only_the_first(monkeypatch: pytest.
 
 
 def test_small_batches_are_joined_and_large_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_spark.log.scan.SMALL_COMMIT_BYTES", 0)  # the scan returns a batch for each commit
     world = World.create()
     world.store.create_topic("t", queues=1)
     for _ in range(9):
@@ -157,6 +158,7 @@ def test_small_batches_are_joined_and_large_ones_are_not(monkeypatch: pytest.Mon
 
 
 def test_large_batches_are_split_evenly_and_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_spark.log.scan.SMALL_COMMIT_BYTES", 0)  # the scan returns a batch for each commit
     world = World.create()
     world.store.create_topic("t", queues=1)
     world.send("t", body=b"first")
