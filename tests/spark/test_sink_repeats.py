@@ -16,7 +16,7 @@ from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log.core_folds import FINGERPRINTS_KEPT, SinkBatches
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
-from rmq_spark.log.state import LogState
+from rmq_spark.log.state import LogState, apps_of
 from rmq_spark.log.undo import Journal
 from rmq_spark.model.settings import LogSettings
 from rmq_spark.spark import sink_commit, writer
@@ -226,10 +226,12 @@ def test_a_query_without_a_topic_does_not_stand_in_the_way_of_its_copy_with_one(
     assert texts(store, "copy") == ["copy"]
 
 
-def test_fingerprints_survive_rolls_and_reopening(store: Store) -> None:
+@pytest.mark.parametrize("rolled", [False, True])
+def test_fingerprints_survive_rolls_and_reopening(store: Store, rolled: bool) -> None:
     for batch in range(3):
         write(options_of(store), bodies(f"{batch}"), query_id=QUERY, batch=batch)
-    roll(store.log(), min_commits=1)
+    if rolled:
+        roll(store.log(), min_commits=1)
     with Store.open(store.storage.uri) as other:
         kept = other.log().refresh().state.fold(SinkBatches)
         assert [batch for batch, _ in kept.fingerprints[f"{QUERY} -> t"]] == [0, 1, 2]
@@ -246,6 +248,23 @@ def test_a_dump_of_an_older_version_is_read_and_has_no_fingerprints(version: int
     again = SinkBatches(Journal())
     again.load(json.loads(json.dumps(batches.dump())), SinkBatches.version)
     assert (again.last, again.fingerprints) == ({"app": 8}, {"app": ((8, "print"),)})
+
+
+def test_a_commit_names_its_batch_with_the_fingerprint_and_one_of_format_version_1_without() -> None:
+    assert apps_of({"apps": [["query", 3, "print"], ["other", 4]]}) == [["query", 3, "print"], ["other", 4]]
+    assert apps_of({"app": ["query", 3]}) == [["query", 3]]
+    assert apps_of({}) == []
+
+
+def test_a_commit_that_did_not_land_leaves_no_fingerprint() -> None:
+    state = LogState()
+    batches = state.fold(SinkBatches)
+    batches.land("app", 1, "one")
+    state.open_trial(0)
+    state.admit(None, ("app", 2, "two"))
+    assert dict(batches.fingerprints["app"]) == {1: "one", 2: "two"}
+    state.undo_trial()
+    assert (batches.last, batches.fingerprints) == ({"app": 1}, {"app": ((1, "one"),)})
 
 
 def test_no_more_fingerprints_are_kept_than_a_restart_can_ask_for() -> None:
