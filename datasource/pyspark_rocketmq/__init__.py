@@ -43,10 +43,9 @@ class DefaultSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For `spark.readStream`."""
-        from rmq_spark.spark.options import parse_read
         from rmq_spark.spark.stream_reader import RocketMQStreamReader
 
-        return RocketMQStreamReader(parse_read(self.options, streaming=True), schema)
+        return RocketMQStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For `df.write`."""

@@ -32,6 +32,7 @@ from rmq_spark.errors import (
 )
 from rmq_spark.log import scan
 from rmq_spark.log.append import Appender
+from rmq_spark.log.core_folds import SinkMark
 from rmq_spark.log.files import LogFiles
 from rmq_spark.log.flusher import Periodic
 from rmq_spark.log.fold import Fold
@@ -146,11 +147,11 @@ class CommitLog:
 
     # ------------------------------------------------------------ appending
 
-    def append(self, batch: MessageBatch, *, app: tuple[str, int] | None = None) -> AppendResult:
+    def append(self, batch: MessageBatch, *, app: SinkMark | None = None) -> AppendResult:
         """Append `batch` as part of one commit; visible as a whole or not at all when this returns.
 
         With `sync` it is durable when this returns, with `async` visible, with `buffered` only in memory.
-        `app` = (application id, batch id) makes a repeated batch a no-op. After `OutcomeUnknownError`, or an interrupt,
+        `app` names a sink's batch and makes a repeated one a no-op. After `OutcomeUnknownError`, or an interrupt,
         appending the same `batch` object again lands it once.
 
         Raises:
@@ -186,7 +187,7 @@ class CommitLog:
         result = self._submit(request)
         return Decided(request.answer, result)
 
-    def append_files(self, files: Sequence[RowFile], *, app: tuple[str, int] | None = None) -> AppendResult:
+    def append_files(self, files: Sequence[RowFile], *, app: SinkMark | None = None) -> AppendResult:
         """Append one commit that refers to row files in `data/`, in their order.
 
         Raises:

@@ -97,29 +97,49 @@ class RowFiles(Fold):
         self.referenced = self.table(value["referenced"])
 
 
+SinkMark = tuple[str, int] | tuple[str, int, str]
+"""What names a sink's batch in its commit: application id, batch number and, since the sink writes one, a fingerprint.
+
+The log keeps a fingerprint and never reads it: what makes two batches the same is the sink's affair."""
+
+FINGERPRINTS_KEPT: Final = 10
+"""Of so many last batches of an application the fingerprints are kept."""
+
+
 class SinkBatches(Fold):
-    """Last batch of each sink application."""
+    """Last batch of each sink application, and what the last few of them held."""
 
     name: ClassVar[str] = "sink_batches"
+    version: ClassVar[int] = 2
     topics: ClassVar[tuple[str, ...]] = ("rmq_sys_sink_batch",)
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(journal)
         self.last = self.table(dict[str, int]())
+        """Application -> greatest batch."""
+        self.fingerprints = self.table(dict[str, tuple[tuple[int, str], ...]]())
+        """Application -> (batch, fingerprint) of its last batches; one that an older version landed has none."""
 
     def apply(self, records: Records) -> None:
         for value in records.values():
             self.land(need(value["app"], str, "app"), need(value["batch"], int, "batch"))
 
-    def land(self, app: str, batch: int) -> None:
+    def land(self, app: str, batch: int, fingerprint: str | None = None) -> None:
         """Note that `batch` of `app` is in the log."""
         self.last[app] = max(batch, self.last.get(app, -1))
+        if fingerprint is not None:
+            known = {**dict(self.fingerprints.get(app, ())), batch: fingerprint}
+            self.fingerprints[app] = tuple(sorted(known.items())[-FINGERPRINTS_KEPT:])
 
     def dump(self) -> Any:
-        return dict(self.last)
+        return {"last": dict(self.last), "fingerprints": dict(self.fingerprints)}
 
     def load(self, value: Any, version: int) -> None:
-        self.last = self.table(value)
+        if version < 2:  # application -> greatest batch, and nothing else
+            value = {"last": value, "fingerprints": {}}
+        self.last = self.table(value["last"])
+        kept = value["fingerprints"].items()
+        self.fingerprints = self.table({app: tuple((pair[0], pair[1]) for pair in pairs) for app, pairs in kept})
 
 
 CORE_FOLDS: Final[tuple[type[Fold], ...]] = (FoldList, Truncations, RowFiles, SinkBatches)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq_spark.errors import OutcomeUnknownError
+from rmq_spark.log.core_folds import SinkMark
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import PreparedRows, RowFile, queue_offsets
@@ -186,7 +187,7 @@ class Request:
 
     batch: MessageBatch | None = None
     rule: Rule[Any] | None = None
-    app: tuple[str, int] | None = None
+    app: SinkMark | None = None
     files: Sequence[RowFile] = ()
     earlier: Request | None = None
     """The same append, whose caller does not know how it ended."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rmq_spark.errors import InvalidRequestError, UnsupportedVersionError
 from rmq_spark.log import schema
-from rmq_spark.log.core_folds import CORE_FOLDS, FoldList, RowFiles, SinkBatches, Truncations
+from rmq_spark.log.core_folds import CORE_FOLDS, FoldList, RowFiles, SinkBatches, SinkMark, Truncations
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.fold import UNREADABLE, Fold, Records, describe, unreadable
 from rmq_spark.log.marks import GENESIS
@@ -175,7 +175,7 @@ class LogState:
             except UNREADABLE as error:
                 raise unreadable(each.topic, doc["first"], error) from error
         for app in apps_of(doc):
-            self.fold(SinkBatches).land(app[0], app[1])
+            self.fold(SinkBatches).land(*app[:3])
         if files := doc.get("files"):
             self.fold(RowFiles).refer([file[0] for file in files], doc["first"])
         self._advance(meta, truncated)
@@ -213,7 +213,7 @@ class LogState:
         self._state_topics = names.STATE_TOPICS.union(self._by_topic, *self.fold(FoldList).topics_of.values())
         self.journal.open()
 
-    def admit(self, batch: MessageBatch | None, app: tuple[str, int] | None = None) -> None:
+    def admit(self, batch: MessageBatch | None, app: SinkMark | None = None) -> None:
         """Take the rows of one caller in, on trial.
 
         Raises:

@@ -132,3 +132,17 @@ def check_sendable(topic: str) -> str:
     if topic in _REFUSE_SENDS or (topic.startswith(SYSTEM_PREFIX) and not is_trace(topic)):
         raise InvalidRequestError("topic is reserved for the engine; send to another", topic=topic)
     return topic
+
+
+def check_sink(topic: str) -> str:
+    """Return `topic` if a job may write rows to it: one that can be sent to, and that no consumer group owns.
+
+    Raises:
+        InvalidRequestError: an illegal name, a topic of the engine, or one of a consumer group.
+    """
+    check_sendable(topic)
+    if is_retry(topic) or is_dlq(topic):
+        raise InvalidRequestError(
+            "topic belongs to a consumer group, whose consumers write it; write to another", topic=topic
+        )
+    return topic

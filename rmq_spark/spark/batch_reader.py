@@ -21,7 +21,7 @@ from rmq_spark.spark.bounds import ByTimestamp
 from rmq_spark.spark.open_stores import forget_store, kept_store
 from rmq_spark.spark.options import ReadOptions
 from rmq_spark.spark.read_plan import Task, make_tasks, queue_ranges
-from rmq_spark.spark.resolve import folds_for, queue_bounds
+from rmq_spark.spark.resolve import folds_for, queue_bounds, settle_group
 from rmq_spark.spark.schema import shape_of
 from rmq_spark.spark.subscription import Subscription, check_bounds, check_topics
 from rmq_spark.spark.task_reader import read_task, reads_little
@@ -55,11 +55,11 @@ class RocketMQBatchReader(DataSourceReader):
             store = kept_store(options.store, options.storage_options, read_only=True)
             check_topics(store, options)
             check_bounds(store, options)
-            tasks = [
-                task for broker in store.brokers() for task in self._plan(store.log(broker, *folds_for(self._options)))
-            ]
+            options = settle_group(store, options)
+            folds = folds_for(options)
+            tasks = [task for broker in store.brokers() for task in self._plan(options, store.log(broker, *folds))]
         except RmqError:
-            forget_store(options.store, options.storage_options)
+            forget_store(self._options.store, self._options.storage_options)
             raise
         return [TaskPartition(task) for task in tasks]
 
@@ -68,8 +68,7 @@ class RocketMQBatchReader(DataSourceReader):
             return iter(())  # Spark's stand-in when there is nothing to read
         return read_task(self._options, self._shape, partition.task, self._from_ms, self._to_ms)
 
-    def _plan(self, log: CommitLog) -> list[Task]:
-        options = self._options
+    def _plan(self, options: ReadOptions, log: CommitLog) -> list[Task]:
         log.refresh()  # the handle may be an earlier plan's
         subscription = Subscription(options, log.broker)
         while True:
@@ -103,7 +102,7 @@ class RocketMQBatchReader(DataSourceReader):
 
 def _run_index(log: CommitLog) -> RunIndex:
     place = (log.storage.uri, log.root)
-    found = _run_indexes.get(place)
-    if found is None or found.log is not log:  # the store was opened anew: other files may stand under the old names
-        found = _run_indexes[place] = RunIndex(log)
-    return found
+    index = _run_indexes.get(place)
+    if index is None or index.log is not log:  # the store was opened anew: other files may stand under the old names
+        index = _run_indexes[place] = RunIndex(log)
+    return index

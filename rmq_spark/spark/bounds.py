@@ -32,6 +32,9 @@ class Latest:
 class Group:
     """What the consumer group has committed."""
 
+    otherwise: Earliest | Latest | None = None
+    """Where a group starts that has committed nothing of what is read; None: that is an error."""
+
 
 @dataclass(frozen=True, slots=True)
 class ByTimestamp:

@@ -35,6 +35,15 @@ def kept_store(uri: str, options: Mapping[str, str], *, read_only: bool) -> Stor
     return store
 
 
+def readable_store(uri: str, options: Mapping[str, str]) -> Store:
+    """As `kept_store` for reading; one that is kept for writing serves as well.
+
+    Raises:
+        as `Store.open`.
+    """
+    return kept_store(uri, options, read_only=_key(uri, options, False) not in _stores)
+
+
 def forget_store(uri: str, options: Mapping[str, str]) -> None:
     """Open anew next time; after an error, nothing that was folded or remembered is to be trusted."""
     for read_only in (False, True):

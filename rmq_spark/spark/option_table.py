@@ -165,7 +165,9 @@ RANGE: Final = (
         kind="word or JSON",
         default="latest for streams, earliest for batches",
         meaning="`earliest`, `latest` (streams only), `group`, or offsets per topic, broker and queue; "
-        "-2 is earliest, -1 latest. Queues not named start at earliest. Only for a query without checkpoint",
+        "-2 is earliest, -1 latest. Queues not named start at earliest. `group` needs a group that has committed "
+        "offsets of these topics; a new one starts by `group,earliest` or `group,latest`. Only for a query without "
+        "checkpoint",
         example='{"orders": {"broker-0": {"0": 12, "1": -2}}}',
     ),
     Option(
@@ -352,9 +354,9 @@ SINK: Final = (
         name="txnAppId",
         uses=WRITE,
         kind="text",
-        default="the query's id; for a batch a new one",
-        meaning="Name of the writing application: a batch of the same name, number and option `topic` is written once "
-        "to a broker, and one with a lower number than the last is not written",
+        default="the query's id; for a batch none",
+        meaning="Name of the writing application. A batch of the same name, number and option `topic` is written once "
+        "to a broker; with the query's id as well",
         example="nightly-load",
     ),
     Option(
@@ -362,8 +364,17 @@ SINK: Final = (
         uses=BATCH_WRITE,
         kind="number",
         default="none",
-        meaning="Number of a batch write, given together with `txnAppId`; streams use their batch id",
+        meaning="Number of a batch write, given together with `txnAppId`; streams use their batch id. Numbers rise",
         example="20260131",
+    ),
+    Option(
+        name="changedBatch",
+        uses=WRITE,
+        kind="error or skip",
+        default="error",
+        meaning="What happens to a batch whose number has landed with other content, or is lower than the last one and "
+        "not remembered: stop, or warn and do not write it",
+        example="skip",
     ),
 )
 

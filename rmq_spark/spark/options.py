@@ -136,6 +136,10 @@ class WriteOptions:
     """Name of the writing application; None: the query's id, for a batch a new one."""
     txn_version: int | None = None
     """Number of a batch write of `txn_app_id`; None for streams."""
+    changed_batch: str = "error"
+    """`error` or `skip`: what to do with a batch whose number has landed with other rows."""
+    checkpoint: str | None = None
+    """Where a stream's checkpoint is; None when Spark was told by its configuration, and for batches."""
     compress_over_bytes: int | None = None
     """Compress bodies of at least so many bytes; None never does."""
 
@@ -146,6 +150,7 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     Raises:
         InvalidRequestError: an option is unknown, missing, of no use here, or has a bad value; it is named.
     """
+    _refuse_none(options)
     given, storage = select(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
     group = values.checked(given, "consumerGroup", names.check_group)
     retry = values.boolean(given, "includeRetry", False)
@@ -210,15 +215,32 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     return WriteOptions(
         store=_store(given),
         storage_options=_storage(given, storage),
-        topic=values.checked(given, "topic", system_topics.check_sendable),
+        topic=values.checked(given, "topic", system_topics.check_sink),
         broker_name=values.checked(given, "brokerName", names.check_broker),
         auto_create_topic=values.boolean(given, "autoCreateTopic", True),
         auto_create_queues=AUTO_CREATE_QUEUES if queues is None else names.check_queues(queues),
-        bad_records_topic=values.checked(given, "badRecordsTopic", system_topics.check_sendable),
+        bad_records_topic=values.checked(given, "badRecordsTopic", system_topics.check_sink),
         txn_app_id=app_id,
         txn_version=version,
+        changed_batch=values.choice(given, "changedBatch", ("error", "skip")),
+        checkpoint=_checkpoint(options) if streaming else None,
         compress_over_bytes=values.size(given, "compressOverBytes"),
     )
+
+
+def _checkpoint(options: Mapping[str, str]) -> str | None:
+    """Spark's own option, which it hands over to the sink as well."""
+    return next((value for name, value in options.items() if name.lower() == "checkpointlocation"), None)
+
+
+def _refuse_none(options: Mapping[str, str]) -> None:
+    """Without any option the cause is most likely a table of the catalog, whose options Spark does not pass on."""
+    if not options:
+        raise InvalidRequestError(
+            "no store and no topic are named. Spark passes no option of CREATE TABLE on to a Python source: give them "
+            "with the query, as in SELECT * FROM t WITH (store = '...', topic = '...'), or use CREATE TEMPORARY VIEW "
+            "... USING rocketmq OPTIONS (...)"
+        )
 
 
 def _store(given: Mapping[str, str]) -> str:
@@ -288,7 +310,8 @@ def _expression(given: Mapping[str, str], name: str) -> str | None:
 
 def _starting(given: Mapping[str, str], streaming: bool) -> Bound:
     bound = _bound(given, "starting", Latest() if streaming else Earliest())
-    at_end = isinstance(bound, Latest) or (isinstance(bound, ByOffsets) and LATEST in bound.offsets.values())
+    plain = bound.otherwise if isinstance(bound, Group) else bound
+    at_end = isinstance(plain, Latest) or (isinstance(plain, ByOffsets) and LATEST in plain.offsets.values())
     if at_end and not streaming:
         raise InvalidRequestError("a batch cannot start at latest; its end is there", option="startingOffsets")
     return bound
@@ -301,6 +324,9 @@ def _bound(given: Mapping[str, str], end: str, default: Bound) -> Bound:
     if by_name in given:
         word = given[by_name].strip().lower()
         words: dict[str, Bound] = {"earliest": Earliest(), "latest": Latest(), "group": Group()}
+        if end == "starting":
+            words |= {"group,earliest": Group(Earliest()), "group,latest": Group(Latest())}
+        word = ",".join(part.strip() for part in word.split(","))
         offsets = words[word] if word in words else ByOffsets(values.queue_offsets(given, by_name))
     at_start = isinstance(offsets, Earliest) or (
         isinstance(offsets, ByOffsets) and EARLIEST in offsets.offsets.values()

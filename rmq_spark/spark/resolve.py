@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from rmq_spark.errors import DataExpiredError, InvalidRequestError
+from rmq_spark.client.store import Store
+from rmq_spark.errors import DataExpiredError, InvalidRequestError, NotFoundError
 from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.fold import Fold
@@ -35,6 +38,37 @@ QueueOffsets = dict[tuple[str, int], int]
 _NO_MESSAGE: Final = -1
 
 _log = logging.getLogger(__name__)
+
+
+def settle_group(store: Store, options: ReadOptions) -> ReadOptions:
+    """The options, with another start where a group that is new to these topics is to start.
+
+    A group that has committed something of what is read is not new: queues where it has not are read from their first
+    message, so that none is lost.
+
+    Raises:
+        NotFoundError: the group has committed nothing of what is read, and the options do not say where it starts.
+    """
+    bounds = (options.starting, options.ending)
+    group = options.consumer_group
+    if group is None or not any(isinstance(bound, Group) for bound in bounds):
+        return options
+    from rmq_spark.client.offsets import GroupOffsets  # few reads need it, and a stream's start waits for imports
+
+    groups = GroupOffsets(store)
+    topics = {topic for topic, _, _ in groups.committed(group)}
+    if any(options.selects(topic) for topic in topics - {options.retry_topic}):
+        return options
+    if isinstance(options.starting, Group) and options.starting.otherwise and not isinstance(options.ending, Group):
+        return replace(options, starting=options.starting.otherwise)
+    others = [name for name in groups.groups() if name != group]
+    near = difflib.get_close_matches(group, others, 1, 0.6)
+    raise NotFoundError(
+        "the consumer group has committed no offset of these topics; check its name, or start a new group by "
+        "startingOffsets=group,earliest or, for a stream, group,latest",
+        group=group,
+        **({"nearest": near[0]} if near else {}),
+    )
 
 
 def queue_bounds(

@@ -76,16 +76,18 @@ class Shape:
     """The columns to return, in Spark's order, and those to read for it."""
 
     target: pa.Schema
+    """With the names as the user wrote them."""
+    names: tuple[str, ...]
+    """The messages' columns that they are."""
     decompress: bool
     """Whether compressed bodies are returned plain; needs sysFlag beside body."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """What a scan must return."""
-        names = tuple(self.target.names)
-        if self.decompress and "body" in names and "sysFlag" not in names:
-            return (*names, "sysFlag")
-        return names
+        if self.decompress and "body" in self.names and "sysFlag" not in self.names:
+            return (*self.names, "sysFlag")
+        return self.names
 
     def to_spark_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Shape a scan's batch exactly as Spark wants it.
@@ -96,42 +98,46 @@ class Shape:
         """
         if self.decompress and "body" in batch.schema.names:
             batch = decompress(batch)
-        arrays = [_to_type(_without_null(batch.column(field.name), field), field) for field in self.target]
-        if "properties" in self.target.names:
-            index = self.target.get_field_index("properties")
+        arrays = [
+            _to_type(_without_null(batch.column(name), name, field), name, field)
+            for name, field in zip(self.names, self.target, strict=True)
+        ]
+        if "properties" in self.names:
+            index = self.names.index("properties")
             arrays[index] = _null_if_empty(arrays[index])
         return pa.RecordBatch.from_arrays(arrays, schema=self.target)
 
 
 def shape_of(wanted: StructType, *, decompress: bool) -> Shape:
-    """Check a user's schema and return how to make batches for it.
+    """Check a user's schema and return how to make batches for it; names are compared without regard to case.
 
     Raises:
         InvalidRequestError: an unknown column, or one with another type.
     """
     types = {field.name: field.dataType.simpleString() for field in READ_SCHEMA}
     may_be_null = {field.name for field in READ_SCHEMA if field.nullable}
+    known = {name.lower(): name for name in types}
+    names: list[str] = []
     for field in wanted:
-        if field.name not in types:
-            known = {name.lower(): name for name in types}
+        name = known.get(field.name.lower())
+        if name is None:
             near = difflib.get_close_matches(field.name.lower(), known, 1, 0.0)
             nearest = KAFKA_NAMES.get(field.name.lower(), known[near[0]])
             raise InvalidRequestError("unknown column in the schema", column=field.name, nearest=nearest)
+        names.append(name)
         asked = field.dataType.simpleString()
-        allowed = {types[field.name]} | _OTHER_TYPES.get(field.name, set())
+        allowed = {types[name]} | _OTHER_TYPES.get(name, set())
         if asked not in allowed:
             raise InvalidRequestError(
                 "column cannot be read as this type", column=field.name, type=asked, allowed=sorted(allowed)
             )
-        if not field.nullable and field.name in may_be_null:
+        if not field.nullable and name in may_be_null:
             raise InvalidRequestError("column may be null; leave NOT NULL out of the schema", column=field.name)
-    names = [field.name for field in wanted]
     if not names:
         raise InvalidRequestError("the schema names no column; Arrow cannot count rows without one", known=list(types))
     if len(set(names)) < len(names):
-        raise InvalidRequestError("a column is named twice in the schema", columns=names)
-    target = to_arrow_schema(wanted, timezone="UTC")
-    return Shape(target, decompress)
+        raise InvalidRequestError("a column is named twice in the schema", columns=[field.name for field in wanted])
+    return Shape(to_arrow_schema(wanted, timezone="UTC"), tuple(names), decompress)
 
 
 def join_small(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -141,13 +147,13 @@ def join_small(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def _without_null(column: pa.Array, field: pa.Field) -> pa.Array:
+def _without_null(column: pa.Array, name: str, field: pa.Field) -> pa.Array:
     if field.nullable or not column.null_count:
         return column
-    if field.name in _ZERO_FOR_NULL:
+    if name in _ZERO_FOR_NULL:
         return pc.fill_null(column, 0)
     # Spark would take what lies in the column's memory for a value.
-    raise CorruptDataError("a message has no value in a column that is never null", column=field.name)
+    raise CorruptDataError("a message has no value in a column that is never null", column=name)
 
 
 def _null_if_empty(maps: pa.MapArray) -> pa.MapArray:
@@ -175,7 +181,7 @@ def _no_maps(count: int, type_: pa.DataType) -> pa.MapArray:
     return pa.nulls(count, type_)
 
 
-def _to_type(column: pa.Array, field: pa.Field) -> pa.Array:
+def _to_type(column: pa.Array, name: str, field: pa.Field) -> pa.Array:
     if column.type == field.type:
         return column
     if column.type == schema.TIMESTAMP and pa.types.is_int64(field.type):
@@ -183,10 +189,10 @@ def _to_type(column: pa.Array, field: pa.Field) -> pa.Array:
     try:
         return pc.cast(column, field.type)
     except pa.ArrowInvalid as error:
-        instead = "binary" if field.name == "body" else "bigint"
+        instead = "binary" if name == "body" else "bigint"
         raise InvalidRequestError(
             f"a value cannot be read as this type; ask for the column as {instead} by a schema",
-            column=field.name,
+            column=name,
             type=str(field.type),
             reason=str(error),
         ) from error

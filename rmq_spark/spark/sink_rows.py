@@ -129,7 +129,7 @@ class RowMaker:
         if topic == "":
             return "its topic is empty"
         try:
-            system_topics.check_sendable(topic)
+            system_topics.check_sink(topic)
         except InvalidRequestError as error:
             return str(error.args[0])
         if topic not in self._plan.queues:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -27,10 +28,10 @@ from rmq_spark.clock import SystemClock
 from rmq_spark.errors import InvalidRequestError, RmqError
 from rmq_spark.spark.batch_reader import TaskPartition
 from rmq_spark.spark.log_cursor import LogCursor
-from rmq_spark.spark.options import ReadOptions
+from rmq_spark.spark.options import ReadOptions, parse_read
 from rmq_spark.spark.read_plan import Task
-from rmq_spark.spark.resolve import folds_for
-from rmq_spark.spark.schema import shape_of
+from rmq_spark.spark.resolve import folds_for, settle_group
+from rmq_spark.spark.schema import Shape, shape_of
 from rmq_spark.spark.start_file import StartFiles
 from rmq_spark.spark.stream_offset import Position, StreamOffset, subscription_json
 from rmq_spark.spark.stream_start import resolve_start
@@ -48,10 +49,19 @@ _BEGINNING: Final = Position(0, 0)
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a subscription batch by batch; see `stream_offset` for what an offset is."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._options = options
-        self._shape = shape_of(schema, decompress=options.decompress)
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        # Nothing is checked here: when a constructor raises, Spark 4.2 reports an UnboundLocalError of its own instead.
+        self._raw_options = dict(options)
+        self._schema = schema
         self._planner: _Planner | None = None
+
+    @cached_property
+    def _options(self) -> ReadOptions:
+        return parse_read(self._raw_options, streaming=True)
+
+    @cached_property
+    def _shape(self) -> Shape:
+        return shape_of(self._schema, decompress=self._options.decompress)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_planner": None}  # open handles stay on the driver
@@ -59,7 +69,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _plan(self) -> _Planner:
         if self._planner is None:
-            self._planner = _Planner(self._options, light=reads_little(self._options, self._shape))
+            options, shape = self._options, self._shape
+            self._planner = _Planner(options, light=reads_little(options, shape))
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:
@@ -141,7 +152,8 @@ class _Planner:
         if self._initial is None:
             check_topics(self._store, self._options)
             check_bounds(self._store, self._options)
-            positions, starts = resolve_start(self._store, self._options, self.cursors())
+            options = settle_group(self._store, self._options)
+            positions, starts = resolve_start(self._store, options, self.cursors())
             self._initial = self._offset(positions, is_new=True, starts=starts)
         return self._initial
 

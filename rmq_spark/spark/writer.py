@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -21,10 +21,11 @@ from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.model.settings import LogSettings
-from rmq_spark.spark.open_stores import kept_storage, kept_store
+from rmq_spark.spark.batch_content import read_plan
+from rmq_spark.spark.open_stores import kept_storage, readable_store
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.sink_columns import check_columns, to_columns
-from rmq_spark.spark.sink_commit import FEW_BYTES, Written, commit, throw_away, to_bytes
+from rmq_spark.spark.sink_commit import INLINE_TASK_BYTES, BatchName, Written, commit, throw_away, to_bytes
 from rmq_spark.spark.sink_plan import SinkPlan, make_plan
 from rmq_spark.spark.sink_rows import RowMaker
 from rmq_spark.storage import paths
@@ -56,34 +57,30 @@ class _Sink:
         self._columns = check_columns((field.name, field.dataType.simpleString()) for field in schema)
         if "topic" not in self._columns and options.topic is None:
             raise InvalidRequestError("rows have no topic: give the option topic or a column topic")
-        self._plan: SinkPlan | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A writer is pickled on the driver, on its way to the tasks, and only then: a writer that was made to commit
-        # a batch never asks the store for a plan.
-        if self._plan is None:
-            store = kept_store(self._options.store, self._options.storage_options, read_only=True)
-            turn = int(store.clock.token()[-8:], 16)
-            self._plan = make_plan(store, self._options, by_row="topic" in self._columns, turn=turn)
-        return self.__dict__
+        # Planned here, where Spark reports an error whole; of one that is raised while a writer is pickled, on its way
+        # to the tasks, it keeps the last line. A writer that is made to commit a batch has a plan that nobody asks for.
+        store = readable_store(options.store, options.storage_options)
+        turn = int(store.clock.token()[-8:], 16)
+        self._plan = make_plan(store, options, by_row="topic" in self._columns, turn=turn)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
         plan = self._plan
         task = TaskContext.get()
-        assert plan is not None and task is not None  # noqa: S101 - tasks get a pickled writer, in a task
+        assert task is not None  # noqa: S101 - Spark calls it in a task
         partition = task.partitionId()
         clock = SystemClock()
         maker = RowMaker(self._options, plan, clock, partition)
         files: list[Future[RowFile]] = []
-        few = b""
+        inline_rows, count = b"", 0
         # One file is written while the next one's rows come in: Spark's side needs the time that the disk takes.
         with ThreadPoolExecutor(1, thread_name_prefix="rmq-sink") as background:
             for part, is_last in _gathered(iterator):
                 rows = maker.make(to_columns(part, self._columns))
+                count += rows.num_rows
                 if files:
                     files[-1].result()  # no more than two files' rows are in memory
-                if is_last and not files and rows.nbytes <= FEW_BYTES:
-                    few = to_bytes(rows)
+                if is_last and not files and rows.nbytes <= INLINE_TASK_BYTES:
+                    inline_rows = to_bytes(rows)
                 else:
                     files.append(background.submit(self._write_file, rows, plan, clock))
         return SinkMessage(
@@ -92,7 +89,8 @@ class _Sink:
                 broker=plan.broker,
                 query_id=task.getLocalProperty(_QUERY_ID),
                 files=tuple(file.result() for file in files),
-                few=few,
+                inline_rows=inline_rows,
+                rows=count,
                 topics=maker.used,
             )
         )
@@ -121,10 +119,11 @@ class RocketMQBatchWriter(_Sink, DataSourceArrowWriter):
         super().__init__(options, schema)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        app = None
-        if self._options.txn_app_id is not None and self._options.txn_version is not None:
-            app = _application(self._options, self._options.txn_app_id), self._options.txn_version
-        commit(self._options, _written(messages), app)
+        options = self._options
+        name = None
+        if options.txn_app_id is not None and options.txn_version is not None:
+            name = BatchName(app=_application(options, options.txn_app_id), number=options.txn_version)
+        commit(options, _written(messages), name)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._throw_away(messages)
@@ -141,23 +140,32 @@ class RocketMQStreamWriter(_Sink, DataSourceStreamArrowWriter):
         super().__init__(options, schema)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        options = self._options
         written = _written(messages)
-        if self._options.txn_app_id is not None:
-            app_id: str | None = _application(self._options, self._options.txn_app_id)
-        else:
-            app_id = next((part.query_id for part in written if part.query_id), None)
-        if app_id is None and written:
-            raise InvalidRequestError("Spark named no query id; name the application by the option txnAppId")
-        if app_id is not None:
-            commit(self._options, written, (app_id, batchId))
+        query_id = next((part.query_id for part in written if part.query_id), None)
+        app_id = options.txn_app_id or query_id
+        if app_id is None:
+            if written:
+                raise InvalidRequestError("Spark named no query id; name the application by the option txnAppId")
+            return  # no task, no row
+        name = BatchName(
+            app=_application(options, app_id),
+            number=batchId,
+            plan=read_plan(options, batchId),
+            old_app=query_id if options.txn_app_id is None and options.topic is not None else None,
+        )
+        commit(options, written, name)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._throw_away(messages)
 
 
-def _application(options: WriteOptions, txn_app_id: str) -> str:
-    """Under what name batches are counted: with the topic, as a name given by the user is Delta's for each table."""
-    return txn_app_id if options.topic is None else f"{txn_app_id} -> {options.topic}"
+def _application(options: WriteOptions, app_id: str) -> str:
+    """Under what name batches are counted: with the topic, as Delta counts a name's versions for each table.
+
+    A copied checkpoint has its original's query id: with another topic it is another application.
+    """
+    return app_id if options.topic is None else f"{app_id} -> {options.topic}"
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:

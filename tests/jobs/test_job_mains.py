@@ -191,7 +191,7 @@ def test_expire_before_a_time_needs_consent_and_a_dry_run_changes_nothing(
     assert expire([*before]) == exits.USAGE
     assert capsys.readouterr().err.startswith("expire: this cannot be undone; pass --yes")
     assert expire([*before, "--dry-run", "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out) == [{"log": "broker-0", "dryRun": True, "messages": 11, "forced": False}]
+    assert json.loads(capsys.readouterr().out) == [{"log": "broker-0", "dryRun": True, "messages": 12, "forced": False}]
     assert sorted(path for path in Path(store).rglob("*") if path.is_file()) == files
     assert expire([*before, "--dry-run", "--scheduled"]) == exits.USAGE
     assert expire([*before, "--yes", "--json"]) == exits.OK

@@ -17,6 +17,7 @@ from sample_messages import SETTINGS, RealClock, Sample, as_rows
 from rmq_spark.client.store import Store
 from rmq_spark.errors import FencedError, InvalidRequestError, PreconditionFailedError, UnavailableError
 from rmq_spark.log.expire import expire
+from rmq_spark.rules.all_folds import BROKER_FOLDS
 from rmq_spark.spark import table_engine
 from rmq_spark.tables import engine
 from rmq_spark.tables.delta_log import DeltaLog
@@ -197,7 +198,8 @@ def test_a_range_that_expires_before_it_is_cut_is_left(
     def late(log: CommitLog, *given: Any) -> list[Part]:
         if not passed:
             with Store.open(log.storage.uri, settings=sample.store.settings) as other:
-                passed.append(expire(other.log(), before_ms=sample.clock.now_ms() + 1).log_start)
+                whole = other.log(log.broker, *BROKER_FOLDS)
+                passed.append(expire(whole, before_ms=sample.clock.now_ms() + 1).log_start)
         return cut(log, *given)
 
     monkeypatch.setattr(table_engine, "cut", late)

@@ -79,6 +79,19 @@ def test_clients_may_send_to_other_topics(topic: str) -> None:
     assert not topics.is_system(topic)
 
 
+@pytest.mark.parametrize("topic", ["%RETRY%g", "%DLQ%g"])
+def test_topics_of_consumer_groups_take_no_rows_of_jobs(topic: str) -> None:
+    assert topics.check_sendable(topic) == topic, "a consumer sends to them"
+    with pytest.raises(InvalidRequestError, match="belongs to a consumer group"):
+        topics.check_sink(topic)
+
+
+def test_jobs_write_to_ordinary_topics_and_to_none_of_the_engine() -> None:
+    assert topics.check_sink("orders") == "orders"
+    with pytest.raises(InvalidRequestError, match="reserved"):
+        topics.check_sink("rmq_sys_topic_config")
+
+
 def test_a_pattern_finds_retry_topics_only_when_it_means_them() -> None:
     assert topics.is_found_by_pattern("orders", ".*")
     assert not topics.is_found_by_pattern("%RETRY%g", ".*")

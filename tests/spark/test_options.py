@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,7 @@ def test_options_of_other_connectors_get_advice(name: str) -> None:
 
 
 def test_spark_s_own_options_are_left_to_spark() -> None:
-    assert write(True, checkpointlocation="/c", queryname="q") == write(True)
+    assert write(True, checkpointlocation="/c", queryname="q") == replace(write(True), checkpoint="/c")
     with pytest.raises(InvalidRequestError, match="unknown option checkpointLocation for a batch write"):
         write(checkpointLocation="/c")
 
@@ -347,6 +348,22 @@ def test_a_batch_does_not_start_at_its_end(value: str) -> None:
 def test_a_batch_does_not_end_at_its_start(value: str) -> None:
     with pytest.raises(InvalidRequestError, match="cannot end at earliest"):
         read(endingOffsets=value)
+
+
+def test_where_a_new_group_starts_is_said_with_the_group() -> None:
+    assert read(True, startingOffsets="group,latest", consumerGroup="g").starting == Group(Latest())
+    assert read(startingOffsets=" Group, earliest", consumerGroup="g").starting == Group(Earliest())
+    with pytest.raises(InvalidRequestError, match="cannot start at latest"):
+        read(startingOffsets="group,latest", consumerGroup="g")
+    with pytest.raises(InvalidRequestError, match="endingOffsets"):
+        read(endingOffsets="group,earliest", consumerGroup="g")
+    with pytest.raises(InvalidRequestError, match="startingOffsets=group needs"):
+        read(startingOffsets="group,earliest")
+
+
+def test_no_option_at_all_names_the_likely_cause() -> None:
+    with pytest.raises(InvalidRequestError, match=r"CREATE TABLE.*SELECT \* FROM t WITH"):
+        parse_read({}, streaming=False)
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])

@@ -28,6 +28,7 @@ from rmq_spark.log.verify import verify
 from rmq_spark.model.settings import LogSettings
 from rmq_spark.spark import open_stores, sink_commit, writer
 from rmq_spark.spark.options import WriteOptions
+from rmq_spark.spark.sink_commit import BatchName
 from rmq_spark.storage.open import open_storage
 
 _names = itertools.count()
@@ -43,7 +44,7 @@ def store() -> Iterator[Store]:
 @pytest.fixture
 def with_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks write files however few rows they have."""
-    monkeypatch.setattr(writer, "FEW_BYTES", -1)
+    monkeypatch.setattr(writer, "INLINE_TASK_BYTES", -1)
 
 
 def options_of(store: Store, **more: object) -> dict[str, str]:
@@ -91,7 +92,7 @@ def test_the_same_with_row_files(store: Store) -> None:
 
 
 def test_few_rows_beside_many(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "FEW_BYTES", 1_000)
+    monkeypatch.setattr(writer, "INLINE_TASK_BYTES", 1_000)
     store.create_topic("t", queues=1)
     many = bodies(*[f"{number:05}" for number in range(500)])
     write(options_of(store), bodies("a"), many, bodies("b"))
@@ -134,7 +135,7 @@ def test_a_write_without_rows_does_nothing(store: Store) -> None:
     job = Write(options_of(store), bodies().schema, QUERY)
     job.commit([], 3)
     assert (commits(store), store.nameserver.refresh().state.offset) == (0, before)
-    assert last_batch(store, QUERY) is None
+    assert last_batch(store, f"{QUERY} -> t") is None
 
 
 def test_every_column_comes_back(store: Store) -> None:
@@ -190,10 +191,11 @@ def test_only_appending_is_offered(store: Store) -> None:
         Write({"store": store.storage.uri}, bodies().schema).new_writer()
 
 
-def test_a_store_that_is_not_there_is_named() -> None:
-    job = Write({"store": "memory://nowhere", "topic": "t"}, bodies().schema)
+@pytest.mark.parametrize("query_id", [None, QUERY])
+def test_a_store_that_is_not_there_is_named_before_a_writer_is_pickled(query_id: str | None) -> None:
+    """Spark reports a PicklingError in place of what is raised by then."""
     with pytest.raises(NotFoundError, match="no store here"):
-        job.tasks([[bodies("a")]])
+        Write({"store": "memory://nowhere", "topic": "t"}, bodies().schema, query_id).new_writer()
 
 
 # ------------------------------------------------------------ topics
@@ -270,14 +272,14 @@ def test_a_replayed_batch_is_written_once(
     store: Store, files: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if files:
-        monkeypatch.setattr(writer, "FEW_BYTES", -1)
+        monkeypatch.setattr(writer, "INLINE_TASK_BYTES", -1)
     for batch, text in enumerate(["a", "b", "c"]):
         write(options_of(store), bodies(text), query_id=QUERY, batch=batch)
-    assert last_batch(store, QUERY) == 2
+    assert last_batch(store, f"{QUERY} -> t") == 2
     kept = row_files(store)
     with caplog.at_level(logging.WARNING):
         write(options_of(store), bodies("c"), query_id=QUERY, batch=2)
-        write(options_of(store), bodies("other", "rows"), query_id=QUERY, batch=1)
+        write(options_of(store), bodies("b"), query_id=QUERY, batch=1)
     assert "is in the log already" in caplog.text
     assert sorted(texts(store)) == ["a", "b", "c"]
     assert row_files(store) == kept, "what the replay wrote is thrown away, what the log refers to stays"
@@ -314,7 +316,6 @@ def test_a_numbered_batch_write_is_written_once(store: Store) -> None:
     numbered = options_of(store, txnAppId="nightly", txnVersion=7)
     write(numbered, bodies("a"))
     write(numbered, bodies("x"))
-    write(options_of(store, txnAppId="nightly", txnVersion=6), bodies("y"))
     write(options_of(store, txnAppId="nightly", txnVersion=8), bodies("b"))
     write(options_of(store), bodies("c"))
     write(options_of(store), bodies("c"))
@@ -409,7 +410,7 @@ def test_what_cannot_be_deleted_is_said(
 def test_a_claim_and_a_commit_exclude_each_other(
     store: Store, landed_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "FEW_BYTES", -1)
+    monkeypatch.setattr(writer, "INLINE_TASK_BYTES", -1)
     job = Write(options_of(store), bodies().schema)
     (message,) = job.tasks([[bodies("a")]])
     names = [file.name for file in message.written.files]
@@ -446,7 +447,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("files", [False, True])
-@pytest.mark.parametrize("app", [None, ("app", 4)])
+@pytest.mark.parametrize("name", [None, BatchName(app="app", number=4)])
 @pytest.mark.parametrize(
     ("error", "lands"),
     [
@@ -458,13 +459,13 @@ class Silent:
 def test_an_unclear_commit_is_repeated_until_it_is_clear(
     store: Store,
     files: bool,
-    app: tuple[str, int] | None,
+    name: BatchName | None,
     error: Exception,
     lands: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if files:
-        monkeypatch.setattr(writer, "FEW_BYTES", -1)
+        monkeypatch.setattr(writer, "INLINE_TASK_BYTES", -1)
     store.create_topic("t", queues=1)
     job = Write(options_of(store), bodies().schema)
     written = [message.written for message in job.tasks([[bodies("a")], [bodies("b")]])]
@@ -472,7 +473,7 @@ def test_an_unclear_commit_is_repeated_until_it_is_clear(
     quick = LogSettings(append_timeout_ms=0)
     with Store(silent, quick, store.clock, read_only=False) as unsure:  # type: ignore[arg-type]
         monkeypatch.setattr(sink_commit, "kept_store", lambda *_args, **_named: unsure)
-        sink_commit.commit(WriteOptions(store="x", topic="t"), written, app)
+        sink_commit.commit(WriteOptions(store="x", topic="t"), written, name)
     assert texts(store) == ["a", "b"]
     assert is_sound(store)
 

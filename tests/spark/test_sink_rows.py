@@ -82,7 +82,7 @@ def is_bad(row: dict[str, Any], topic: str | None, auto_create: bool) -> bool:
     if row.get("body") is None or len(row["body"]) > limits.BODY_BYTES_MAX:
         return True
     try:
-        system_topics.check_sendable(topic or "")
+        system_topics.check_sink(topic or "")
     except InvalidRequestError:
         return True
     if PLAN.queues.get(topic or "", 4 if auto_create else 0) == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rmq_spark.client.store import Store
 from rmq_spark.log.collect import collect
 from rmq_spark.log.verify import verify
 from rmq_spark.model import limits
+from rmq_spark.spark import activate
 
 pytestmark = pytest.mark.spark
 
@@ -72,6 +74,12 @@ class Pipe:
         """As if the driver had died between the sink's commit and the checkpoint's."""
         for name in (f"{batch}", f".{batch}.crc"):
             (self.checkpoint / "commits" / name).unlink()
+
+    def forget_batch(self, batch: int) -> None:
+        """As if the checkpoint's last files had been lost."""
+        self.forget_commit(batch)
+        for name in (f"{batch}", f".{batch}.crc"):
+            (self.checkpoint / "offsets" / name).unlink()
 
     def query_id(self) -> str:
         return str(json.loads((self.checkpoint / "metadata").read_text())["id"])
@@ -219,6 +227,54 @@ def test_errors_before_anything_runs(spark: SparkSession, store: Store) -> None:
         df.drop("colour").write.format("rocketmq").mode("append").save(f"{store.storage.uri}-not", topic="t")
 
 
+def test_errors_are_reported_with_their_cause_and_not_with_what_spark_made_of_them(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    store.create_topic("in", queues=1)
+    send(store, "a")
+
+    def stream(read: dict[str, str], write: dict[str, str], schema: str = "body string") -> None:
+        reader = spark.readStream.format("rocketmq").schema(schema).options(topic="in", startingOffsets="earliest")
+        writer = reader.options(store=store.storage.uri, **read).load().writeStream.format("rocketmq")
+        sink = {"store": store.storage.uri, "topic": "out", "checkpointLocation": str(tmp_path / "checkpoint"), **write}
+        writer.options(**sink).trigger(availableNow=True).start().awaitTermination()
+
+    nowhere = str(tmp_path / "nowhere")
+    cases: dict[str, Any] = {
+        "unknown option tpoic for a stream read; did you mean topic": lambda: stream({"tpoic": "t"}, {}),
+        "unknown column in the schema": lambda: stream({}, {}, "bodyy string"),
+        "no store here; create one": lambda: stream({}, {"store": nowhere}),
+        "no such topic, and autoCreateTopic is false": lambda: stream({}, {"autoCreateTopic": "false"}),
+        "no store here": lambda: (
+            spark.sql("select 'x' body").write.format("rocketmq").mode("append").save(nowhere, topic="t")
+        ),
+        "no such topic": lambda: save(spark.sql("select 'x' body"), store, topic="t", autoCreateTopic="false"),
+    }
+    for cause, run in cases.items():
+        with pytest.raises(PySparkException) as caught:
+            run()
+        text = str(caught.value)
+        assert cause in text
+        assert "UnboundLocalError" not in text and "PicklingError" not in text, text
+
+
+def test_a_thread_that_activates_the_session_can_write(spark: SparkSession, store: Store) -> None:
+    with ThreadPoolExecutor(1, initializer=activate, initargs=(spark,)) as threads:
+        threads.submit(save, spark.sql("select 'x' body"), store, topic="t").result()
+    assert texts(store) == ["x"]
+
+
+def test_rows_for_the_topics_of_consumer_groups_are_bad_rows(spark: SparkSession, store: Store) -> None:
+    rows = spark.createDataFrame([("a", "%RETRY%g"), ("b", "%DLQ%g"), ("c", "t")], "body string, topic string")
+    with pytest.raises(PySparkException, match="belongs to a consumer group"):
+        save(rows, store)
+    save(rows, store, badRecordsTopic="bad")
+    with pytest.raises(PySparkException, match="belongs to a consumer group"):
+        save(rows.drop("topic"), store, topic="%RETRY%g")
+    assert (sorted(texts(store, "bad")), texts(store, "t")) == (["a", "b"], ["c"])
+    assert sorted(topic.name for topic in store.topics()) == ["bad", "t"]
+
+
 def test_a_numbered_batch_is_written_once(spark: SparkSession, store: Store) -> None:
     df = spark.range(5).selectExpr("cast(id as string) body")
     for version in (1, 1, 2):
@@ -244,6 +300,55 @@ def test_a_replayed_batch_is_written_once(spark: SparkSession, store: Store, tmp
     assert pipe.batches() == last + 2
     row = next(row for row in stored(store, "out") if row["body"] == b"a")
     assert (row["tags"], row["keys"]) == ("T", "a")
+
+
+def test_a_rewound_checkpoint_is_noticed_unless_it_plans_the_same_batch(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    """A power cut may take the checkpoint's last files; the log still has their batch."""
+    store.create_topic("in", queues=1)
+    send(store, *"abcdefghij")
+    pipe = Pipe(spark, store, tmp_path / "checkpoint")
+    pipe.run()
+    pipe.forget_batch(2)
+    pipe.run()
+    assert sorted(texts(store, "out")) == list("abcdefghij"), "the same two messages: a repetition"
+    pipe.forget_batch(2)
+    send(store, *"klm")
+    with pytest.raises(StreamingQueryException, match="another batch is in the log under this number") as caught:
+        pipe.run()
+    assert "rows=4, landed_rows=2" in str(caught.value)
+    assert sorted(texts(store, "out")) == list("abcdefghij")
+    pipe.run(txnAppId="anew")
+    assert sorted(texts(store, "out")) == list("abcdefghiijjklm"), "nothing is lost, and what is twice was announced"
+
+
+def test_a_batch_that_spark_repeats_with_other_rows_is_a_repetition(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    store.create_topic("in", queues=1)
+    send(store, *"abc")
+    pipe = Pipe(spark, store, tmp_path / "checkpoint")
+    pipe.run()
+    pipe.forget_commit(0)
+    send(store, "d")
+    pipe.run(lambda df: df.where("keys <> 'a'"))  # as if a table that it is joined with had changed meanwhile
+    assert sorted(texts(store, "out")) == list("abcd")
+
+
+def test_a_copied_checkpoint_with_another_topic_takes_nothing_from_its_original(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    store.create_topic("in", queues=1)
+    send(store, *"abcd")
+    pipe = Pipe(spark, store, tmp_path / "checkpoint")
+    pipe.run()
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
+    send(store, *"efghij")
+    Pipe(spark, store, tmp_path / "copy").run(topic="other")
+    pipe.run()
+    assert sorted(texts(store, "out")) == list("abcdefghij")
+    assert sorted(texts(store, "other")) == list("efghij")
 
 
 def test_a_new_checkpoint_is_a_new_application_unless_it_is_named(

@@ -255,7 +255,18 @@ def test_what_a_group_has_done_and_what_is_left_for_it(rolled: bool) -> None:
     check(world, left, topic="a", startingOffsets="group", consumerGroup="g")
     before = [sent for sent in world.of("a") if sent.place not in done or sent.queue_offset < done[sent.place]]
     check(world, before, topic="a", endingOffsets="group", consumerGroup="g")
-    check(world, world.of("a"), topic="a", startingOffsets="group", consumerGroup="unheard_of")
+    check(world, world.of("a"), topic="a", startingOffsets="group,earliest", consumerGroup="unheard_of")
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_a_group_that_has_committed_nothing_here_is_refused(option: str) -> None:
+    world = make()
+    GroupOffsets(world.store).commit("billing", {("b", "broker-0", 0): 1})
+    with pytest.raises(NotFoundError, match=r"group,earliest.*group='biling', nearest='billing'"):
+        read_rows(world.options(topic="a,b", consumerGroup="biling", **{option: "group"}))
+    with pytest.raises(NotFoundError, match=r"no offset of these topics.*group='billing'\)"):
+        read_rows(world.options(topic="a", consumerGroup="billing", **{option: "group"}))
+    read_rows(world.options(topic="a,b", consumerGroup="billing", **{option: "group"}))
 
 
 # ------------------------------------------------------------ filters

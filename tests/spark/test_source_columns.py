@@ -145,6 +145,7 @@ def test_every_batch_has_the_same_schema_not_only_the_first(monkeypatch: pytest.
 
 
 def test_small_batches_are_joined_and_large_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_spark.log.scan.SMALL_COMMIT_BYTES", 0)  # the scan returns a batch for each commit
     world = World.create()
     world.store.create_topic("t", queues=1)
     for _ in range(9):
@@ -157,6 +158,7 @@ def test_small_batches_are_joined_and_large_ones_are_not(monkeypatch: pytest.Mon
 
 
 def test_large_batches_are_split_evenly_and_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq_spark.log.scan.SMALL_COMMIT_BYTES", 0)  # the scan returns a batch for each commit
     world = World.create()
     world.store.create_topic("t", queues=1)
     world.send("t", body=b"first")
@@ -192,17 +194,27 @@ def test_the_default_is_every_column_of_a_message() -> None:
         ("partition int", r"\(column='partition', nearest='queueId'\)"),
         ("offset long", r"\(column='offset', nearest='queueOffset'\)"),
         ("timestamp timestamp", r"\(column='timestamp', nearest='storeTimestamp'\)"),
-        ("QUEUEID int", r"unknown column in the schema \(column='QUEUEID', nearest='queueId'\)"),
         ("body int", r"column='body', type='int', allowed=\['binary', 'string'\]"),
         ("queueOffset int", r"column='queueOffset', type='int', allowed=\['bigint'\]"),
         ("bornTimestamp date", r"type='date', allowed=\['bigint', 'timestamp'\]"),
         ("properties map<string,int>", r"type='map<string,int>'"),
-        ("tags string, tags string", "named twice"),
+        ("tags string, TAGS string", "named twice"),
     ],
 )
 def test_columns_that_cannot_be_read_are_named(wanted: str, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         shape_of(parsed(wanted), decompress=True)
+
+
+def test_names_of_columns_are_compared_without_regard_to_case_and_returned_as_asked() -> None:
+    world = World.create()
+    world.store.create_topic("t", queues=1)
+    world.send("t", body=b"x")
+    wanted = parsed("BODY string, queueid int, Properties map, FLAG long, STORETIMESTAMP long")
+    wanted.fields[2].dataType = MapType(StringType(), StringType())
+    (row,) = read_rows(world.options(topic="t"), wanted)
+    assert list(row) == wanted.names
+    assert (row["BODY"], row["queueid"], row["Properties"], row["FLAG"]) == ("x", 0, None, 0)
 
 
 def parsed(text: str) -> StructType:

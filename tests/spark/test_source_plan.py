@@ -278,8 +278,7 @@ class TestPlansOfOneProcess:
         world.roll("broker-0", segment_bytes=1)
         world.send("t", 0, 1)
         first = planned(world, topic="t")
-        monkeypatch.setattr("rmq_spark.log.run_table.read_meta", None)
-        monkeypatch.setattr("rmq_spark.log.view.read_meta", lambda *_: pytest.fail("a commit was read again"))
+        monkeypatch.setattr("rmq_spark.log.files.read_meta", lambda *_: pytest.fail("a file was read again"))
         monkeypatch.setattr("rmq_spark.log.view.LogView.walk", lambda _: None)
         assert planned(world, topic="t") == first
 

@@ -55,6 +55,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return made
 
 
+def test_a_table_of_the_catalog_takes_its_options_with_the_query(spark: SparkSession, world: World) -> None:
+    """Spark keeps the options of CREATE TABLE to itself; reading the table without any says what to do."""
+    options = f"store = '{world.uri}', topic = 'orders'"
+    spark.sql(f"CREATE TABLE orders_table USING rocketmq OPTIONS ({options})")
+    try:
+        with pytest.raises(AnalysisException, match=r"CREATE TABLE.*SELECT \* FROM t WITH"):
+            spark.sql("SELECT * FROM orders_table").collect()
+        assert spark.sql(f"SELECT * FROM orders_table WITH ({options})").count() == len(world.of("orders"))
+    finally:
+        spark.sql("DROP TABLE orders_table")
+
+
+def test_columns_may_be_written_in_any_case(spark: SparkSession, world: World) -> None:
+    rows = load(spark, world, "QUEUEID int, Body string", topic="orders").limit(1).collect()
+    assert rows[0].asDict().keys() == {"QUEUEID", "Body"}
+
+
 def load(spark: SparkSession, world: World, schema: str | StructType | None = None, **options: object) -> DataFrame:
     reader = spark.read.format("rocketmq").options(**world.options(**options))
     return (reader if schema is None else reader.schema(schema)).load()

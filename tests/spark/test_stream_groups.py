@@ -11,7 +11,7 @@ from micro_batches import Checkpoint, Query, run_once
 from store_world import World, in_queues, rows_in_queues
 
 from rmq_spark.client.offsets import GroupOffsets
-from rmq_spark.errors import UnavailableError
+from rmq_spark.errors import NotFoundError, UnavailableError
 from rmq_spark.spark.listener import GroupTracker
 
 
@@ -128,7 +128,7 @@ def test_the_listener_leaves_other_sources_alone() -> None:
 def test_a_lost_checkpoint_is_replaced_by_the_group(limit: dict[str, str]) -> None:
     world = prepared(brokers=("broker-0", "broker-1"))
     checkpoint = Checkpoint()
-    options = world.options(topic="t", startingOffsets="group", consumerGroup="g", **limit)
+    options = world.options(topic="t", startingOffsets="group,earliest", consumerGroup="g", **limit)
     run_once(options, checkpoint)
     assert rows_in_queues(checkpoint.delivered()) == in_queues(world.of("t")), "a new group starts at the beginning"
     tracker = GroupTracker()
@@ -139,6 +139,31 @@ def test_a_lost_checkpoint_is_replaced_by_the_group(limit: dict[str, str]) -> No
     run_once(options, again)
     assert rows_in_queues(again.delivered()) == in_queues(expected)
     tracker.close()
+
+
+def test_a_mistyped_group_is_refused_with_the_nearest_name_and_is_not_created() -> None:
+    world = prepared()
+    GroupOffsets(world.store).commit("billing", {("t", "broker-0", 0): 1})
+    for group, nearest in (("biling", ", nearest='billing'"), ("audit", "")):
+        options = world.options(topic="t", startingOffsets="group", consumerGroup=group)
+        with pytest.raises(NotFoundError, match=rf"group,earliest.*\(group='{group}'{nearest}\)"):
+            run_once(options, Checkpoint())
+    assert GroupOffsets(world.store).groups() == ["billing"]
+
+
+def test_a_new_group_starts_where_it_is_told_and_a_known_one_where_it_was() -> None:
+    world = prepared()
+    options = world.options(topic="t", startingOffsets="group,latest", consumerGroup="g")
+    checkpoint = Checkpoint()
+    run_once(options, checkpoint)
+    new = world.send("t", 0)
+    run_once(options, checkpoint)
+    assert rows_in_queues(checkpoint.delivered()) == in_queues(new)
+    GroupOffsets(world.store).commit("known", {("t", "broker-0", 0): 1})
+    again = Checkpoint()
+    run_once(options | {"consumerGroup": "known"}, again)
+    left = [sent for sent in world.of("t") if sent.queue != 0 or sent.queue_offset >= 1]
+    assert rows_in_queues(again.delivered()) == in_queues(left), "queues without an offset are read from their start"
 
 
 def test_without_the_listener_the_group_repeats_the_last_batch_and_loses_none() -> None:

@@ -57,7 +57,7 @@ class StreamMachine(RuleBasedStateMachine):
             options["startingOffsets"] = start
             before = before if start == "earliest" else []
         elif start == "group":
-            options |= {"startingOffsets": "group", "consumerGroup": "g"}
+            options |= {"startingOffsets": "group,earliest", "consumerGroup": "g"}
             firsts = {sent.place: 1 for sent in before if sent.queue_offset == 0 and sent.queue == 0}
             GroupOffsets(self.world.store).commit("g", firsts)
             before = [sent for sent in before if sent.queue_offset >= firsts.get(sent.place, 0)]

@@ -95,7 +95,7 @@ def test_assigned_queues_are_kept_exactly(queues: set[int]) -> None:
         {"startingOffsets": "earliest"},
         {"startingOffsets": "latest"},
         {"startingTimestamp": "0"},
-        {"startingOffsets": "group", "consumerGroup": "g"},
+        {"startingOffsets": "group,earliest", "consumerGroup": "g"},
         {"startingOffsets": '{"t": {"0": 1, "9999": 0}}'},
         {"assign": json.dumps({"t": list(range(10_000))})},
     ],

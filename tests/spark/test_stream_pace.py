@@ -16,9 +16,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from store_world import World, in_queues, rows_in_queues
 
 from rmq_spark.clock import ManualClock
-from rmq_spark.log import run_table
+from rmq_spark.log import files
 from rmq_spark.spark.read_plan import Task
 from rmq_spark.spark.stream_reader import RocketMQStreamReader
+from rmq_spark.storage.base import Storage
 from rmq_spark.storage.memory import MemoryStorage
 
 PLAN = """
@@ -272,10 +273,16 @@ def test_planning_a_range_again_reads_no_file_and_lists_none(monkeypatch: pytest
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     first = reader.partitions(start, end)
 
+    real = files.read_meta
+
     def fail(*_: object) -> Any:
         raise AssertionError("planned from what is known")
 
-    monkeypatch.setattr(run_table, "read_meta", fail)
+    def look_for_none(storage: Storage, path: str, kind: str) -> Any:
+        real(storage, path, kind)  # a look for a new commit finds none
+        fail()
+
+    monkeypatch.setattr(files, "read_meta", look_for_none)
     monkeypatch.setattr(MemoryStorage, "list", fail)
     assert pickle.dumps(reader.partitions(start, end)) == pickle.dumps(first)
 

@@ -127,7 +127,7 @@ def test_a_groups_lag_is_seen_and_replaces_a_lost_checkpoint(spark: SparkSession
     world.store.create_topic("t", queues=2)
     for _ in range(4):
         world.send("t", 0, 1)
-    options = world.options(topic="t", startingOffsets="group", consumerGroup="g", maxOffsetsPerTrigger=5)
+    options = world.options(topic="t", startingOffsets="group,earliest", consumerGroup="g", maxOffsetsPerTrigger=5)
     sink = Sink()
     run(spark, options, sink, tmp_path / "checkpoint")
     assert [len(rows) for rows in sink.batches.values()] == [5, 3]

@@ -216,7 +216,7 @@ class Sample:
             body=json.dumps(value).encode(),
             born_timestamp_ms=self.clock.now_ms(),
         )
-        return self.store.log(broker).append(batch)
+        return self.store.log(broker, ConsumerOffsets).append(batch)
 
     def delete_topic(self, topic: str, broker: str = "broker-0") -> None:
         done = self._state(broker, Truncations.topics[0], {"topic": topic})

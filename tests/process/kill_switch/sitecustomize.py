@@ -38,7 +38,7 @@ METHODS = {
         "RocketMQStreamReader.commit": "source-commit",
     },
     "rmq_spark.spark.writer": {
-        "_Sink.__getstate__": "sink-plan",
+        "_Sink.__init__": "sink-plan",
         "_Sink._write_file": "file",
         "RocketMQStreamWriter.commit": "commit",
         "RocketMQStreamWriter.abort": "abort",
@@ -128,7 +128,7 @@ def _patch_write(module: Any) -> None:
     # Small batches and yet several row files a task, if the test wants them: otherwise rows travel to the driver.
     if size := os.environ.get("RMQ_KILL_SWITCH_FILE_BYTES"):
         module.FILE_BYTES = int(size)
-        module.FEW_BYTES = 0
+        module.INLINE_TASK_BYTES = 0
 
 
 class _Finder(importlib.abc.MetaPathFinder):

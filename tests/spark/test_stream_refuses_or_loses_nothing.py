@@ -1,4 +1,4 @@
-"""Cases in which a stream lost, repeated or refused messages once, or took bad input without a word."""
+"""A stream loses and repeats nothing in rare situations, and refuses bad input and foreign checkpoints by name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from micro_batches import Checkpoint, Killed, Query, run_once
+from pyspark.sql.types import StringType, StructField, StructType
+from pyspark_rocketmq import DefaultSource
 from store_world import World, read_rows
 
 from rmq_spark.client.offsets import GroupOffsets
@@ -17,6 +19,7 @@ from rmq_spark.clock import ManualClock, SystemClock
 from rmq_spark.errors import DataExpiredError, InvalidRequestError, NotFoundError
 from rmq_spark.log.recover import recover
 from rmq_spark.log.run_table import RunIndex
+from rmq_spark.spark.schema import READ_SCHEMA
 from rmq_spark.storage import paths
 
 
@@ -236,3 +239,16 @@ def test_what_retention_takes_from_a_task_is_said(caplog: pytest.LogCaptureFixtu
 def test_a_blank_pattern_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="blank"):
         read_rows(world_of(messages=1).options(subscribePattern=" "))
+
+
+@pytest.mark.parametrize("wrong", ["option", "schema"])
+def test_a_stream_reader_checks_nothing_before_it_is_asked(wrong: str) -> None:
+    """Spark 4.2 hides what a constructor raises behind an UnboundLocalError."""
+    world = world_of(messages=1)
+    options = world.options(topic="t", **({"tpoic": "t"} if wrong == "option" else {}))
+    schema = StructType([StructField("bodyy", StringType())]) if wrong == "schema" else READ_SCHEMA
+    reader = DefaultSource(options).streamReader(schema)
+    for ask in (reader.initialOffset, reader.prepareForTriggerAvailableNow):
+        with pytest.raises(InvalidRequestError, match=r"did you mean topic|nearest='body'"):
+            ask()
+    reader.stop()
