@@ -184,9 +184,10 @@ class PopState(Fold):
             if mine:
                 yield place, mine
 
-    def next_due_ms(self) -> int | None:
-        """When the first message in flight is visible again; None when none is in flight."""
-        return min((claim.due_ms for held in self.held.values() for claim in held.values()), default=None)
+    def next_due_ms(self, now_ms: int) -> int | None:
+        """When the next message in flight is visible again, after `now_ms`; None when none will be."""
+        due = (claim.due_ms for held in self.held.values() for claim in held.values())
+        return min((ms for ms in due if ms > now_ms), default=None)
 
     def in_flight(self, group: str) -> dict[tuple[str, int], int]:
         """How many messages the consumers of a group hold, by topic and queue."""

@@ -205,10 +205,15 @@ def _order(before: Order | None, taken: Sequence[int], end: int, fifo: Fifo) -> 
     return Order(tuple(taken), tuple(times.get(offset, 0) for offset in taken), end, fifo.attempt_id)
 
 
+def is_spent(fifo_times: int, maximum: int) -> bool:
+    """Whether a message of a FIFO batch that was delivered `fifo_times` times before this time must not come again."""
+    return retry.is_given_up(fifo_times + 1, maximum, retry.Path.POP)
+
+
 def _spent(order: Order, offsets: Sequence[int], maximum: int) -> list[int]:
     """Those of a FIFO batch that must not be delivered again."""
     times = dict(zip(order.offsets, order.reconsume_times, strict=True))
-    return [offset for offset in offsets if retry.is_given_up(times[offset] + 1, maximum, retry.Path.POP)]
+    return [offset for offset in offsets if is_spent(times[offset], maximum)]
 
 
 # ------------------------------------------------------------ acknowledge, change
@@ -333,9 +338,7 @@ def revive(place: Place, overdue: Mapping[int, Overdue], *, retry_max_times: int
     leaves them.
     """
     copies = {
-        offset: copy_of(place, each.message, each, retry_max_times)
-        for offset, each in overdue.items()
-        if each.message is not None
+        offset: copy_of(place, each, retry_max_times) for offset, each in overdue.items() if each.message is not None
     }
 
     def rule(state: LogState) -> Decision[Revived]:
@@ -369,9 +372,12 @@ def revive(place: Place, overdue: Mapping[int, Overdue], *, retry_max_times: int
     return rule
 
 
-def copy_of(place: Place, message: StoredMessage, overdue: Overdue, retry_max_times: int) -> MessageRow:
+def copy_of(place: Place, overdue: Overdue, retry_max_times: int) -> MessageRow:
     """The copy of a message that was not acknowledged in time, for the topic that it goes to."""
     group, topic, _ = place
+    message = overdue.message
+    if message is None:
+        raise ValueError("there is no copy of a message that is gone")
     times = message.reconsume_times if overdue.fifo_times is None else overdue.fifo_times
     kept = {properties.FIRST_POP_MS: str(overdue.claim.pop_ms), **message.properties}
     message = replace(message, reconsume_times=times, properties=kept)
