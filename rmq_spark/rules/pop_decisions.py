@@ -404,9 +404,11 @@ def reset(group: str, offsets: Mapping[tuple[str, int], int]) -> Rule[None]:
     return rule
 
 
-def clear_records(state: LogState, group: str, queues: Mapping[tuple[str, int], object]) -> list[_Record]:
-    """Records that forget what a group holds in these queues; for whoever sets its offsets."""
+def clear_records(state: LogState, group: str, queues: Mapping[tuple[str, int], object] | None = None) -> list[_Record]:
+    """Records that forget what a group holds in these queues, or in all; for whoever sets its offsets or deletes it."""
     held = state.fold(PopState).held
+    if queues is None:
+        return [(PopState.topics[0], clear_record(group))] if any(place[0] == group for place in held) else []
     return [
         (PopState.topics[0], clear_record(group, topic, queue))
         for topic, queue in queues
