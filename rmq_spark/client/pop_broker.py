@@ -186,19 +186,18 @@ class PopBroker:
         for claimed in received.claimed:
             source, window = windows[claimed.topic, claimed.queue]
             rows = window.messages.slice(window.index(claimed.offsets[0]), len(claimed.offsets))
-            places = zip(claimed.offsets, rows.column("commitOffset").to_pylist(), strict=True)
             messages += stored_messages(
                 decompress(rows),
                 topic=source.shown_topic,
                 reconsume_times=claimed.reconsume_times,
-                receipts=[receipt_of(source, claimed, *place, self._broker) for place in places],
+                receipts=_receipts(source, claimed, self._broker, rows.column("commitOffset").to_pylist()),
             )
         return messages
 
 
-def receipt_of(source: Source, claimed: Claimed, offset: int, commit_offset: int, broker: str) -> str:
-    """The receipt of a message that was claimed."""
-    return Receipt(
+def _receipts(source: Source, claimed: Claimed, broker: str, commit_offsets: Sequence[int]) -> list[str]:
+    """The receipts of messages that were claimed; they differ in their last two parts only."""
+    one = Receipt(
         start_offset=claimed.claim.start,
         pop_ms=claimed.claim.pop_ms,
         invisible_ms=claimed.claim.invisible_ms,
@@ -206,6 +205,7 @@ def receipt_of(source: Source, claimed: Claimed, offset: int, commit_offset: int
         topic_type=source.topic_type,
         broker=broker,
         queue_id=claimed.queue,
-        queue_offset=offset,
-        commit_offset=commit_offset,
-    ).to_text()
+        queue_offset=0,
+    )
+    same = one.to_text().rpartition(" ")[0]
+    return [f"{same} {offset} {commit}" for offset, commit in zip(claimed.offsets, commit_offsets, strict=True)]

@@ -42,7 +42,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def store(clock: ManualClock) -> Iterator[Store]:
-    with memory_store(clock, retention_ms=72 * HOUR_MS) as opened:
+    with memory_store(clock, retention_ms=72 * HOUR_MS, segment_bytes=1) as opened:
         opened.create_topic("orders", queues=2)
         yield opened
 
@@ -287,7 +287,8 @@ class TestSettling:
         clock.advance(100 * 3600)
         kept = send(store, 2, queue_id=0)
         take(consumer, seconds=1)
-        expire(log)
+        roll(log, min_commits=1)
+        assert expire(log).segments
         clock.advance(1)
         service = ReviveService(store)
         service.run_once()
