@@ -19,6 +19,7 @@ from rmq_spark.log.state import LogState
 from rmq_spark.log.time_search import Queue
 from rmq_spark.log.view import LogView
 from rmq_spark.model import names
+from rmq_spark.rules import pop_decisions
 from rmq_spark.rules.offsets import MAX_OFFSET, ConsumerOffsets, LastCommit, offset_records
 from rmq_spark.rules.topics import GroupConfigs
 
@@ -255,11 +256,13 @@ class GroupOffsets:
         def delete(state: LogState) -> Decision[None]:
             if not force and self._is_active(state.fold(ConsumerOffsets).last.get(group)):
                 raise PreconditionFailedError(_ACTIVE, group=group)
-            return Decision(None, records=[(ConsumerOffsets.topics[0], gone)])
+            return Decision(
+                None, records=[(ConsumerOffsets.topics[0], gone), *pop_decisions.clear_records(state, group)]
+            )
 
         for broker, part in parts.items():
             if part.known:
-                self._log(broker).decide(delete)
+                self._store.log(broker, *pop_decisions.FOLDS).decide(delete)
         # The settings go last: if something fails before, the group is still there to be deleted again.
         if self._has_settings(group):
             append_records(self._store.nameserver, GroupConfigs, gone)
@@ -437,9 +440,10 @@ class GroupOffsets:
             if any(fold.of(group, each.topic).get(each.queue) != each.before for each in plan):
                 raise PreconditionFailedError("the group committed while it was being reset; reset again")
             records = offset_records(group, changed, {"admin": True})
-            return Decision(None, records=[(ConsumerOffsets.topics[0], record) for record in records])
+            ended = pop_decisions.clear_records(state, group, changed)
+            return Decision(None, records=[*[(ConsumerOffsets.topics[0], record) for record in records], *ended])
 
-        self._log(broker).decide(reset)
+        self._store.log(broker, *pop_decisions.FOLDS).decide(reset)
 
     def _log(self, broker: str) -> CommitLog:
         return self._store.log(broker, ConsumerOffsets)

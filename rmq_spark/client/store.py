@@ -226,6 +226,28 @@ class Store:
         names.check_queues(queues)
         return Topic(name=name, queues=self.nameserver.decide(update).answer)
 
+    def ensure_queues(self, name: str, broker: str, *, queues: int = 1) -> None:
+        """Make sure that a topic exists with at least `queues` queues on a broker; what it has elsewhere stays.
+
+        For topics that come into being where they are needed: retry and dead-letter topics.
+
+        Raises:
+            InvalidRequestError: an illegal name or number.
+        """
+
+        def ensure(state: LogState) -> Decision[None]:
+            known = state.fold(TopicConfigs).configs.get(name, {"topic": name, "queues": {}, "perm": 6})
+            if known["queues"].get(broker, 0) >= queues:
+                return Decision(None)
+            kept = {field: value for field, value in known.items() if field != "updatedAt"}
+            wanted = {**known["queues"], broker: queues}
+            return Decision(None, records=[(TopicConfigs.topics[0], {**kept, "queues": wanted})])
+
+        system_topics.check_sendable(name)
+        names.check_broker(broker)
+        names.check_queues(queues)
+        self.nameserver.decide(ensure)
+
     def delete_topic(self, name: str) -> None:
         """Delete a topic and hide its messages; retention frees their room.
 

@@ -11,12 +11,13 @@ from typing import Final
 from rmq_spark.log.fold import Fold
 from rmq_spark.rules.lease import TableLeases
 from rmq_spark.rules.offsets import ConsumerOffsets
+from rmq_spark.rules.pop import PopState
 from rmq_spark.rules.topics import GroupConfigs, TopicConfigs
 
 NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (TopicConfigs, GroupConfigs, TableLeases)
 """Folds of the cluster-wide log."""
 
-BROKER_FOLDS: Final[tuple[type[Fold], ...]] = (ConsumerOffsets,)
+BROKER_FOLDS: Final[tuple[type[Fold], ...]] = (ConsumerOffsets, PopState)
 """Folds of a broker's log."""
 
 ALL_FOLDS: Final = NAMESERVER_FOLDS + BROKER_FOLDS

@@ -21,6 +21,10 @@ RECEIPT_CHARS_MAX: Final = 512
 """A longer text is no receipt."""
 
 _NUMBER: Final = re.compile(r"-?\d{1,19}", re.ASCII)
+_PLAIN: Final = re.compile(
+    r"(\d{1,18}) (\d{1,18}) (\d{1,18}) (\d{1,18}) ([012]) (\S+) (\d{1,18}) (\d{1,18})(?: (\d{1,18}))?", re.ASCII
+)
+"""What nearly every handle looks like; up to 18 digits always fit."""
 _PARTS: Final = (
     "startOffset",
     "popTime",
@@ -41,6 +45,9 @@ class TopicType(IntEnum):
     NORMAL = 0
     RETRY_V1 = 1
     RETRY_V2 = 2
+
+
+_KINDS: Final = {str(int(kind)): kind for kind in TopicType}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +111,19 @@ def parse_receipt(text: str) -> Receipt:
     """
     if len(text) > RECEIPT_CHARS_MAX:
         raise InvalidRequestError("receipt handle is too long; pass the one that was received", characters=len(text))
+    if plain := _PLAIN.fullmatch(text):
+        start, pop_ms, invisible, revive, kind, broker, queue, offset, commit = plain.groups()
+        return Receipt(
+            start_offset=int(start),
+            pop_ms=int(pop_ms),
+            invisible_ms=int(invisible),
+            revive_queue=int(revive),
+            topic_type=_KINDS[kind],
+            broker=names.check_broker(broker),
+            queue_id=int(queue),
+            queue_offset=int(offset),
+            commit_offset=None if commit is None else int(commit),
+        )
     parts = text.split(" ")
     if len(parts) not in (len(_PARTS), len(_ALL_PARTS)):
         raise InvalidRequestError(
