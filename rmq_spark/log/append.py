@@ -263,18 +263,23 @@ class Appender:
             state.admit(None, request.app)
             request.rows = sum(file.rows for file in request.files)
             return
-        batch = request.batch
+        parts = [request.batch] if request.batch is not None else []
         if request.rule is not None:
             decision = request.rule(state)
-            request.answer, batch = decision.answer, self._decided_rows(state, decision)
-        if batch is not None:
-            state.admit(batch, request.app)
-            request.admitted, request.rows = batch, batch.num_rows
+            request.answer, parts = decision.answer, self._decided_rows(state, decision)
+        for part in parts:  # a table comes first and changes no fold: if the records are refused, nothing is left of it
+            state.admit(part, request.app)
+        if parts:
+            request.admitted = MessageBatch.merge(parts)
+            request.rows = request.admitted.num_rows
 
-    def _decided_rows(self, state: LogState, decision: Decision[object]) -> MessageBatch | None:
+    def _decided_rows(self, state: LogState, decision: Decision[object]) -> list[MessageBatch]:
+        """What a rule wants to append, in one part; in two if its messages are a table, which has no records."""
         rows = [decision.rows] if decision.rows is not None else []
-        rows += [self._record(state, topic, value) for topic, value in decision.records]
-        return MessageBatch.merge(rows) if rows else None
+        records = [self._record(state, topic, value) for topic, value in decision.records]
+        if rows and records and rows[0].rows is None:
+            return [*rows, MessageBatch.merge(records)]
+        return [MessageBatch.merge(rows + records)] if rows or records else []
 
     def _record(self, state: LogState, topic: str, value: object) -> MessageBatch:
         self._records += 1

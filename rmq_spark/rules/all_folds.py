@@ -1,7 +1,7 @@
 """Every fold that this version knows, by the kind of log that it lives in.
 
-Whoever maintains a log (rolls, expires, verifies) declares all of them: the state of a fold that is not folded cannot be
-kept when the messages that made it expire.
+Whoever maintains a log (rolls, expires, verifies) declares all of them: the state of a fold that is not folded cannot
+be kept when the messages that made it expire.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from typing import Final
 from rmq_spark.log.fold import Fold
 from rmq_spark.rules.lease import TableLeases
 from rmq_spark.rules.offsets import ConsumerOffsets
+from rmq_spark.rules.service_lease import ServiceLeases
+from rmq_spark.rules.timer import TimerProgress
 from rmq_spark.rules.topics import GroupConfigs, TopicConfigs
+from rmq_spark.rules.transaction import Transactions
 
 NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (TopicConfigs, GroupConfigs, TableLeases)
 """Folds of the cluster-wide log."""
 
-BROKER_FOLDS: Final[tuple[type[Fold], ...]] = (ConsumerOffsets,)
+BROKER_FOLDS: Final[tuple[type[Fold], ...]] = (ConsumerOffsets, TimerProgress, Transactions, ServiceLeases)
 """Folds of a broker's log."""
 
 ALL_FOLDS: Final = NAMESERVER_FOLDS + BROKER_FOLDS
+"""All of them."""

@@ -1,0 +1,1 @@
+"""Loops that carry out rules: timers, check-backs, retention. Each is safe in any number of copies."""
