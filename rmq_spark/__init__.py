@@ -9,8 +9,19 @@ if TYPE_CHECKING:
     from rmq_spark.client.store import Store, Topic
     from rmq_spark.model.message import Message
     from rmq_spark.model.settings import Flush, LogSettings
+    from rmq_spark.rules.transaction import TransactionState
 
-__all__ = ["Flush", "LogSettings", "Message", "Producer", "SendResult", "Store", "Topic", "__version__"]
+__all__ = [
+    "Flush",
+    "LogSettings",
+    "Message",
+    "Producer",
+    "SendResult",
+    "Store",
+    "Topic",
+    "TransactionState",
+    "__version__",
+]
 
 __version__ = "0.1.0"
 
@@ -24,5 +35,6 @@ __getattr__ = lazy_names(
         "SendResult": "rmq_spark.client.producer",
         "Store": "rmq_spark.client.store",
         "Topic": "rmq_spark.client.store",
+        "TransactionState": "rmq_spark.rules.transaction",
     },
 )

@@ -73,20 +73,19 @@ class CheckAnswers:
         return sum(self._answer_log(self._store.log(broker, Transactions)) for broker in self._store.brokers())
 
     def _answer_log(self, log: CommitLog) -> int:
+        open_ = log.look(lambda view: list(view.state.fold(Transactions).open.items()))
+        asked = [(tx_id, each.checks) for tx_id, each in open_ if self._is_for_me(each)]
         settled = 0
-        for tx_id, asked in log.look(
-            lambda view: [
-                (tx_id, each)
-                for tx_id, each in view.state.fold(Transactions).open.items()
-                if each.group == self._group and each.checks and not each.claimed
-            ]
-        ):
+        for tx_id, checks in asked:
             try:
-                transaction = log.decide(rules.claim(tx_id, asked.checks)).answer
+                transaction = log.decide(rules.claim(tx_id, checks)).answer
                 settled += self._answer(log, tx_id, transaction)
             except PreconditionFailedError as error:
                 _log.info("transaction %s needs no answer: %s", tx_id, error)
         return settled
+
+    def _is_for_me(self, transaction: OpenTransaction) -> bool:
+        return transaction.group == self._group and transaction.checks > 0 and not transaction.claimed
 
     def _answer(self, log: CommitLog, tx_id: str, transaction: OpenTransaction) -> int:
         halves = read_halves(log, transaction)
@@ -102,7 +101,7 @@ class CheckAnswers:
         seen = decompressed(replace(half, topic=half.properties[names.REAL_TOPIC]))
         try:
             return TransactionState(self._checker(seen))
-        except Exception:  # the user's function: whatever it raises means that it does not know
+        except Exception:  # noqa: BLE001 - the user's function: whatever it raises means that it does not know
             _log.exception("the checker failed on message %s; it is asked again later", half.msg_id)
             return TransactionState.UNKNOWN
 

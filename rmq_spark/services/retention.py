@@ -1,4 +1,4 @@
-"""Retention that takes no message that is still needed: delayed ones are carried forward, old half messages given up."""
+"""Retention that takes nothing that is still needed: delayed messages are carried forward, old halves given up."""
 
 from __future__ import annotations
 

@@ -88,8 +88,7 @@ class ServiceRunner:
             except ClosedError:
                 _log.info("service %s ends: its store was closed", service.name)
                 return
-            except Exception as error:
-                # Whatever it is, a bug included: the other services go on, and this one tries again.
+            except Exception as error:  # noqa: BLE001 - a bug included: the others go on, and this one tries again
                 status = self._note_failure(service, error)
                 _log.exception("service %s failed for the %d. time in a row", service.name, status.failures)
                 self._stop.wait(min(BACK_OFF_SECONDS_MIN * 2 ** (status.failures - 1), BACK_OFF_SECONDS_MAX))

@@ -1,7 +1,7 @@
 """Asking producers about transactions that stay open, and giving up those that nobody knows about (facts 7).
 
-Questions are counted whether or not a producer is there to answer (rule 18). A question is an op message in the log; the
-producers of the group follow it (`client/check_answers.py`).
+Questions are counted whether or not a producer is there to answer (rule 18). A question is an op message in the log;
+the producers of the group follow it (`client/check_answers.py`).
 """
 
 from __future__ import annotations
