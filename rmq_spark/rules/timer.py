@@ -216,8 +216,7 @@ def deliver(before: Progress, after: Progress, copies: Copies, extra: Extra) -> 
     def rule(state: LogState) -> Decision[int]:
         timers = state.fold(TimerProgress)
         _check_mark(timers.progress, before)
-        if max(latest, after.due_ms) > state.now_ms:
-            raise PreconditionFailedError("a message is not due yet", due_ms=latest, log_ms=state.now_ms)
+        _check_due(max(latest, after.due_ms), state.now_ms)
         rows = copies.wanted(timers)
         return Decision(0 if rows is None else rows.num_rows, rows, [_mark_record(after), *extra(state)])
 
@@ -293,6 +292,11 @@ def change_levels(levels_ms: Sequence[int]) -> Callable[[LogState], Decision[Non
 def _check_mark(now: Progress, before: Progress) -> None:
     if now != before:
         raise PreconditionFailedError("another deliverer was faster; look again", mark=now.number, seen=before.number)
+
+
+def _check_due(due_ms: int, log_ms: int) -> None:
+    if due_ms > log_ms:
+        raise PreconditionFailedError("a message is not due yet", due_ms=due_ms, log_ms=log_ms)
 
 
 def _mark_record(mark: Progress) -> tuple[str, Mapping[str, Any]]:
