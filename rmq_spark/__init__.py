@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rmq_spark.client.store import Store, Topic
     from rmq_spark.model.message import Message
     from rmq_spark.model.settings import Flush, LogSettings
+    from rmq_spark.rules.transaction import TransactionState
 
 __all__ = [
     "ClockSkewError",
@@ -53,6 +54,7 @@ __all__ = [
     "StorageFullError",
     "Store",
     "Topic",
+    "TransactionState",
     "UnavailableError",
     "UnsafeStorageError",
     "UnsupportedVersionError",
@@ -71,6 +73,7 @@ __getattr__ = lazy_names(
         "SendResult": "rmq_spark.client.producer",
         "Store": "rmq_spark.client.store",
         "Topic": "rmq_spark.client.store",
+        "TransactionState": "rmq_spark.rules.transaction",
     },
 )
 __dir__ = listed_names(__name__, __all__)

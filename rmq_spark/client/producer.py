@@ -5,17 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Final
 
+from rmq_spark.client.check_answers import CheckAnswers, Checker
 from rmq_spark.client.compression import compress
 from rmq_spark.client.store import AUTO_CREATE_QUEUES, Store, Topic
+from rmq_spark.client.transaction import Transaction
 from rmq_spark.errors import InvalidRequestError, NotFoundError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import UNCLEAR_REMEMBERED, AppendResult
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.model import names, times
 from rmq_spark.model.message import Message
 from rmq_spark.model.message_id import UniqueIds, own_address
 from rmq_spark.model.message_row import MessageRow
-from rmq_spark.rules import delay, routing, system_topics
+from rmq_spark.rules import delay, recall_handle, routing, system_topics, timer
+from rmq_spark.rules.transaction import IMMUNITY_MS
 
+DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
+"""RocketMQ's name for producers that belong to no group."""
 ROUTE_SECONDS = 30
 """How long a topic's queues are remembered, as RocketMQ's clients poll routes."""
 
@@ -34,6 +43,10 @@ class SendResult:
     queue_offset: int | None
     commit_offset: int | None
     store_timestamp_ms: int | None
+    recall_handle: str | None = None
+    """What `Producer.recall` takes, for messages with a delivery time that wait."""
+    transaction_id: str | None = None
+    """The transaction that the message is part of; it becomes visible when that is committed."""
 
 
 @dataclass(slots=True)
@@ -61,7 +74,11 @@ class Producer:
         store: an open store.
         auto_create: create unknown topics with 4 queues, as RocketMQ's brokers do by default.
         compress_over_bytes: compress bodies of at least so many bytes (RocketMQ: 4096); None never does.
-        delays: delay levels, and how far ahead a delivery time may be.
+        delays: delay levels, and how far ahead a delivery time may be; by default the store's settings count.
+        group: the producer group; any producer of it may be asked about the group's transactions.
+        checker: tells what has become of a transaction, from its first message. With one, the producer answers the
+            questions of the transaction check, in a thread of its own, until it is closed.
+        check_immunity: how long nobody asks about a new transaction, in seconds (RocketMQ: 6).
     """
 
     def __init__(
@@ -70,12 +87,17 @@ class Producer:
         *,
         auto_create: bool = True,
         compress_over_bytes: int | None = None,
-        delays: delay.DelaySettings = delay.DEFAULT,
+        delays: delay.DelaySettings | None = None,
+        group: str = DEFAULT_GROUP,
+        checker: Checker | None = None,
+        check_immunity: timedelta | float = IMMUNITY_MS / 1000,
     ) -> None:
         self._store = store
         self._auto_create = auto_create
         self._compress_over = compress_over_bytes
-        self._delays = delays
+        self._delays = delays or delay.DelaySettings(delay_max_ms=store.settings.timer_max_delay_ms or None)
+        self._group = names.check_group(group)
+        self._immunity_ms = times.duration_ms(check_immunity, "check_immunity")
         self._ids = UniqueIds(store.clock)
         self._host = own_address()
         self._lock = threading.Lock()
@@ -83,20 +105,91 @@ class Producer:
         self._turns = routing.RoundRobin(lambda: int(store.clock.token()[-8:], 16))
         self._unclear: dict[tuple[int, ...], _Prepared] = {}
         """Sends whose outcome is not known, by the identity of their messages."""
+        self._answers = None if checker is None else CheckAnswers(store, self._group, checker)
+        if self._answers is not None:
+            self._answers.start()
 
     def __repr__(self) -> str:
         return f"Producer({self._store!r}, auto_create={self._auto_create})"
 
-    def send(self, message: Message) -> SendResult:
-        """Send one message and return where it is.
+    def send(self, message: Message, *, transaction: Transaction | None = None) -> SendResult:
+        """Send one message and return where it is; with `transaction` it is invisible until that is committed.
 
         Raises:
             NotFoundError: the topic does not exist and `auto_create` is off.
             InvalidRequestError: the topic is reserved, or has no queue of the number asked for; or the delivery
                 time is too far ahead.
+            PreconditionFailedError: the transaction is not open any more; nothing was written.
             RmqError: as `CommitLog.append` says.
         """
+        if transaction is not None:
+            return self._send_half(message, transaction)
         return self.send_batch([message])[0]
+
+    def begin_transaction(self) -> Transaction:
+        """A transaction whose messages, of any topics of one broker, become visible together or never.
+
+        Leave it by `commit` or `rollback`. As a context manager it is rolled back by an exception; when it is left
+        without either, it stays open, and the checker is asked about it later.
+        """
+        return Transaction(self._store, self._group, self._ids.draw()[0], self._immunity_ms)
+
+    def recall(self, sent: SendResult | str) -> None:
+        """Keep a message with a delivery time from being delivered. The same again changes nothing.
+
+        Args:
+            sent: what `send` returned, or its `recall_handle`.
+
+        Raises:
+            InvalidRequestError: it has no handle: it was not delayed, or by a delay level, which RocketMQ does not
+                recall either; or the handle is none.
+            PreconditionFailedError: the message is due, so it may have been delivered.
+        """
+        handle = sent.recall_handle if isinstance(sent, SendResult) else sent
+        if handle is None:
+            raise InvalidRequestError(
+                "the message cannot be recalled; only those that were sent with delay or deliver_at can, until then"
+            )
+        broker, recalled = recall_handle.parse(handle)
+        if broker not in self._store.brokers():
+            raise InvalidRequestError("the recall handle names an unknown broker", broker=broker)
+        self._store.log(broker, timer.TimerProgress).decide(timer.recall(recalled))
+
+    def close(self) -> None:
+        """End the thread that answers questions about transactions, if there is one."""
+        if self._answers is not None:
+            self._answers.close()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send_half(self, message: Message, transaction: Transaction) -> SendResult:
+        if message.delay_level > 0:
+            raise InvalidRequestError(
+                "a message of a transaction cannot have a delay level; give it delay or deliver_at",
+                topic=message.topic,
+            )
+        now = self._store.clock.now_ms()
+        asked = delay.of_message(message, now)
+        delay.check_delay(asked, now, self._delays)
+        broker, queue = self._place(message, transaction.broker or "")
+        row = self._row(message, queue, message.msg_id or self._ids.draw()[0], now)
+        result = transaction.add(broker, row, asked.deliver_ms)
+        return SendResult(
+            msg_id=row.msg_id,
+            topic=message.topic,
+            broker=broker,
+            queue_id=queue,
+            queue_offset=None,
+            commit_offset=None if result.commit_offsets is None else int(result.commit_offsets[0]),
+            store_timestamp_ms=result.store_ms,
+            transaction_id=transaction.id,
+        )
 
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
         """Send messages of any topics as one atomic commit; all of them go to one broker.
@@ -150,6 +243,7 @@ class Producer:
                 queue_offset=queue_offsets[row] if queue_offsets and not prepared.waits(row) else None,
                 commit_offset=commits[row] if commits else None,
                 store_timestamp_ms=result.store_ms,
+                recall_handle=recall_handle.of_row(prepared.broker, prepared.rows[row]),
             )
             for row, (message, (msg_id, queue)) in enumerate(zip(messages, prepared.placed, strict=True))
         ]
@@ -163,24 +257,27 @@ class Producer:
         for message in messages:
             broker, queue = self._place(message, broker)
             msg_id = message.msg_id or next(drawn)
-            body, flags = compress(message.body, self._compress_over)
             placed.append((msg_id, queue))
-            row = MessageRow(
-                topic=message.topic,
-                queue_id=queue,
-                msg_id=msg_id,
-                tags=message.tags,
-                keys=message.keys_text(),
-                body=body,
-                flag=message.flag,
-                sys_flag=flags,
-                born_ms=now if message.born_timestamp_ms is None else message.born_timestamp_ms,
-                born_host=self._host,
-                reconsume_times=0,
-                properties=list(message.stored_properties().items()),
-            )
+            row = self._row(message, queue, msg_id, now)
             rows.append(delay.park(row, delay.of_message(message, now), now, self._delays))
         return _Prepared(tuple(messages), broker, placed, rows, MessageBatch.from_rows(rows))
+
+    def _row(self, message: Message, queue: int, msg_id: str, now: int) -> MessageRow:
+        body, flags = compress(message.body, self._compress_over)
+        return MessageRow(
+            topic=message.topic,
+            queue_id=queue,
+            msg_id=msg_id,
+            tags=message.tags,
+            keys=message.keys_text(),
+            body=body,
+            flag=message.flag,
+            sys_flag=flags,
+            born_ms=now if message.born_timestamp_ms is None else message.born_timestamp_ms,
+            born_host=self._host,
+            reconsume_times=0,
+            properties=list(message.stored_properties().items()),
+        )
 
     def _place(self, message: Message, broker: str) -> routing.Place:
         """The broker and queue of a message; `broker` is the one that others of its batch go to."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Final
 
 import pyarrow as pa
 
+from rmq_spark.errors import CorruptDataError
 from rmq_spark.log import schema
 from rmq_spark.model.stored_message import StoredMessage
+from rmq_spark.rules import sys_flag as flags
 
 _TIMES: Final = ("bornTimestamp", "storeTimestamp")
 
@@ -74,3 +78,21 @@ def stored_messages(
             properties,
         ), receipt in zip(zip(*columns.values(), strict=True), receipts or repeat(None), strict=False)
     ]
+
+
+def decompressed(message: StoredMessage) -> StoredMessage:
+    """The message with a plain body, and flags that say so.
+
+    Raises:
+        CorruptDataError: the body is not what its flags say, or packed by a method that is not known here.
+    """
+    if not message.sys_flag & flags.COMPRESSED:
+        return message
+    if not flags.is_zlib(message.sys_flag):
+        raise CorruptDataError("body is compressed by a method that is not known here", sysFlag=message.sys_flag)
+    try:
+        body = zlib.decompress(message.body)
+    except zlib.error as error:
+        raise CorruptDataError("body cannot be decompressed", msg_id=message.msg_id) from error
+    plain = message.sys_flag & ~(flags.COMPRESSED | flags.COMPRESSION_MASK)
+    return replace(message, body=body, sys_flag=plain)

@@ -54,19 +54,25 @@ class Asker:
             state.admit(None, request.app)
             request.rows = sum(file.rows for file in request.files)
             return
-        batch = request.batch
+        parts = [request.batch] if request.batch is not None else []
         if request.rule is not None:
             decision = request.rule(state)
-            request.answer, batch = decision.answer, self._decided_rows(state, decision)
-        if batch is not None:
-            state.admit(batch, request.app)
-            request.admitted, request.rows = batch, batch.num_rows
+            request.answer, parts = decision.answer, self._decided_rows(state, decision)
+        for part in parts:  # a table comes first and changes no fold: if the records are refused, nothing is left of it
+            state.admit(part, request.app)
+        if parts:
+            request.admitted = MessageBatch.merge(parts)
+            request.rows = request.admitted.num_rows
 
-    def _decided_rows(self, state: LogState, decision: Decision[object]) -> MessageBatch | None:
+    def _decided_rows(self, state: LogState, decision: Decision[object]) -> list[MessageBatch]:
+        """What a rule wants to append, in one part; in two if its messages are a table, which has no records."""
         rows = [decision.rows] if decision.rows is not None else []
-        if decision.records:
-            rows.append(self._record_rows(state, decision.records))
-        return MessageBatch.merge(rows) if rows else None
+        if not decision.records:
+            return rows
+        records = self._record_rows(state, decision.records)
+        if rows and rows[0].rows is None:
+            return [*rows, records]
+        return [MessageBatch.merge([*rows, records])]
 
     def _record_rows(self, state: LogState, records: Sequence[tuple[str, Mapping[str, Any]]]) -> MessageBatch:
         """State messages; `LogState.admit` checks them by folding them."""

@@ -7,7 +7,7 @@ Consumers hold nothing back: RocketMQ's retention looks at age and disk only, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -36,11 +36,18 @@ class ExpireResult:
     """Files that were deleted."""
 
 
-def expire(log: CommitLog, *, scheduled: bool = False, before_ms: int | None = None) -> ExpireResult:
+Hold = Callable[[int], int]
+"""Asked with the log's new start before messages go: returns up to where they may go, that or less. Whoever needs
+messages below it (timers that are not due yet) appends them again first."""
+
+
+def expire(
+    log: CommitLog, *, scheduled: bool = False, before_ms: int | None = None, hold: Hold | None = None
+) -> ExpireResult:
     """Drop segments that are older than the retention, or any while the disk is over `disk_force_ratio`.
 
     Called by hand it acts at once; `scheduled` acts only at the hours of `delete_when` or above
-    `disk_reclaim_ratio`, as RocketMQ's cleaner. `before_ms` overrides the retention's age.
+    `disk_reclaim_ratio`, as RocketMQ's cleaner. `before_ms` overrides the retention's age. `hold` may keep segments.
 
     Raises:
         InvalidRequestError: the log holds state of folds that this handle does not know; nothing was changed.
@@ -62,6 +69,9 @@ def expire(log: CommitLog, *, scheduled: bool = False, before_ms: int | None = N
         view = log.refresh()
         mark = view.mark
         count = _expired(mark, limit if due else None, used, usage[1] if usage else 0, log)
+        if count and hold is not None:
+            allowed = hold(mark.segments[count - 1].end)
+            count = sum(segment.end <= allowed for segment in mark.segments[:count])
         if not count:
             return ExpireResult(
                 segments=(), log_start=mark.log_start, forced=forced, deleted=collect_garbage(log, mark)

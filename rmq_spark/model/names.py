@@ -42,6 +42,8 @@ STATE_TOPICS: Final = frozenset(
         "rmq_sys_consumer_offset",
         "rmq_sys_table_lease",
         "rmq_sys_pop",
+        "rmq_sys_service_lease",
+        "rmq_sys_timer_progress",
     }
 )
 """Topics whose messages are records of a fold: they stand in commits, never in row files or tables."""

@@ -62,6 +62,8 @@ class LogSettings:
     """Above this, appends are refused."""
     delete_grace_ms: int = 60_000
     """Files that are no longer needed are kept this long for readers that still hold them."""
+    timer_max_delay_ms: int = 0
+    """How far ahead a delivery time may be (RocketMQ: 3 days, 259200000); 0: as far as one likes."""
     clock_ahead_max_ms: int = 5 * 60_000
     """How far a writer's clock may be ahead of its storage's clock or of its own past pace."""
 

@@ -12,12 +12,22 @@ from rmq_spark.log.fold import Fold
 from rmq_spark.rules.lease import TableLeases
 from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.rules.pop import PopState
+from rmq_spark.rules.service_lease import ServiceLeases
+from rmq_spark.rules.timer import TimerProgress
 from rmq_spark.rules.topics import GroupConfigs, TopicConfigs
+from rmq_spark.rules.transaction import Transactions
 
 NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (TopicConfigs, GroupConfigs, TableLeases)
 """Folds of the cluster-wide log."""
 
-BROKER_FOLDS: Final[tuple[type[Fold], ...]] = (ConsumerOffsets, PopState)
+BROKER_FOLDS: Final[tuple[type[Fold], ...]] = (
+    ConsumerOffsets,
+    PopState,
+    TimerProgress,
+    Transactions,
+    ServiceLeases,
+)
 """Folds of a broker's log."""
 
 ALL_FOLDS: Final = NAMESERVER_FOLDS + BROKER_FOLDS
+"""All of them."""

@@ -72,6 +72,19 @@ class ReviveService:
                 wait_ms = min(wait_ms, next_ms - now_ms)
         return max(LOOK_SECONDS_MIN, wait_ms / 1000)
 
+    def wait(self, seconds: float) -> None:
+        """Block until there may be work, at most so long."""
+        self._store.clock.sleep(seconds)
+
+    def behind_ms(self) -> int:
+        """How long the oldest message has been overdue; 0 when none is."""
+        now_ms = self._store.clock.now_ms()
+        due = [
+            self._store.log(broker, *pop_decisions.FOLDS).look(partial(_next_due, now_ms=now_ms))
+            for broker in self._store.brokers()
+        ]
+        return max([0, *(now_ms - each for each in due if each is not None)])
+
     def _overdue(self, view: LogView) -> list[tuple[Place, dict[int, _Held]]]:
         pop = view.state.fold(PopState)
         due: list[tuple[Place, dict[int, _Held]]] = []

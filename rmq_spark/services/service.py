@@ -1,4 +1,4 @@
-"""What every service offers to whoever runs it."""
+"""What a service is: work that anybody may do and nobody must, found and done again and again."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from typing import Protocol
 
 
 class Service(Protocol):
-    """A loop that carries out rules. Any number of copies may run at once: each act is a decision in the log."""
+    """One kind of work on a store. Any number of copies, in any processes, may run at once.
+
+    Every act is a decision that holds only while its ground holds. A copy may die at any point.
+    """
 
     name: str
-    """For status lines and logs."""
 
     def run_once(self) -> float:
-        """Do what is due, and return in how many seconds to look again.
+        """Do what is due now; return after how many seconds to look again.
 
         Raises:
-            RmqError: something could not be done; what is due stays due.
+            RmqError: it could not be done now; call again later.
         """
+
+    def wait(self, seconds: float) -> None:
+        """Block until there may be work, at most so long."""
+
+    def behind_ms(self) -> int:
+        """How long the oldest work has waited that was due when `run_once` ended; 0 when none is left."""

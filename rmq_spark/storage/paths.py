@@ -89,6 +89,11 @@ def floor(root: str, offset: int, nonce: str) -> str:
     return f"{root}/floors/{offset:020d}-{nonce}.arrow"
 
 
+def timers(root: str) -> str:
+    """Directory of the timer index, which can be deleted at any time."""
+    return f"{root}/timers"
+
+
 def file_number(name: str) -> int | None:
     """The number of a commit or mark file, or None for a name that is not exactly one of theirs (a copy, say)."""
     found = _NUMBERED.fullmatch(name)

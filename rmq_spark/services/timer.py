@@ -1,0 +1,217 @@
+"""Delivering delayed messages when they are due: never early, each once, however many deliverers there are.
+
+One round: look at the mark, bring the index up to the log's end, take what is due, append the copies together with the
+new mark as one decision. Whoever loses the race, or dies in between, has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rmq_spark.client.store import Store
+from rmq_spark.errors import CorruptDataError, OutcomeUnknownError, PreconditionFailedError, UnavailableError
+from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.point_read import Places, PointReader
+from rmq_spark.log.state import LogState
+from rmq_spark.log.view import LogView
+from rmq_spark.rules import delay, service_lease, timer
+from rmq_spark.rules.service_lease import ServiceLeases
+from rmq_spark.rules.timer import Progress, TimerProgress
+from rmq_spark.services.parked_messages import Levels, carried, delivered, due_times
+from rmq_spark.services.timer_index import Step, TimerIndex
+
+I64 = npt.NDArray[np.int64]
+
+LOOK_SECONDS: Final = 1.0
+"""So often a deliverer looks in any case."""
+PACE_SECONDS: Final = 0.01
+"""A busy log wakes deliverers at most so often."""
+ROWS_FIRST: Final = 256
+ROWS_MAX: Final = 100_000
+"""Messages of one commit: few at first, because their size is not known before they are read, then as many as make
+`BYTES_AIM`."""
+BYTES_AIM: Final = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a round goes by, as of one refresh."""
+
+    mark: Progress
+    end: int
+    log_start: int
+    log_ms: int
+    levels: Levels
+    lease_ms: int
+    """Until when another copy is preferred; 0 if none is."""
+
+
+class BrokerTimers:
+    """Delivers the delayed messages of one log.
+
+    Args:
+        log: the broker's.
+        holder: who this is, for the lease.
+    """
+
+    def __init__(self, log: CommitLog, holder: str) -> None:
+        log.use(TimerProgress, ServiceLeases)
+        self.log = log
+        self.index = TimerIndex(log)
+        self.delivered = 0
+        """How many messages this copy has delivered."""
+        self._holder = holder
+        self._reader = PointReader(log)
+        self._rows = ROWS_FIRST
+        self._rebuilt = False
+
+    def run_once(self) -> None:
+        """Deliver everything that is due now, unless another copy is at it.
+
+        Raises:
+            RmqError: the log could not be read or written; call again.
+        """
+        while True:
+            look = self._look()
+            now = max(look.log_ms, self.log.clock.now_ms())
+            due = self.index.next_due()
+            if due is None or due > now or (look.lease_ms > now and now - due < service_lease.TAKEOVER_MS):
+                return
+            step = self.index.due(now, self._rows)
+            if step is not None:
+                self._deliver(look, step)
+
+    def next_due_ms(self) -> int | None:
+        """When the next message is due that this copy knows of."""
+        return self.index.next_due()
+
+    def carry_forward(self, before: int) -> int:
+        """Append pending messages below the log offset `before` again, so that retention may take them.
+
+        Returns:
+            Up to where the log may be deleted: `before`, or less if messages could not be carried.
+        """
+        while True:
+            look = self._look()
+            due, commit, reach = self.index.below(before, self._rows)
+            if not len(due):
+                return before
+            try:
+                copies = carried(self._fetch(commit, due, look.levels), due)
+                self.log.decide(timer.carry(look.mark, reach, copies))
+            except (PreconditionFailedError, OutcomeUnknownError):
+                continue  # the mark says what has become of it
+            except UnavailableError:
+                return int(commit[0])
+
+    def _look(self) -> _Look:
+        def ask(view: LogView) -> _Look:
+            state, timers = view.state, view.state.fold(TimerProgress)
+            lease = state.fold(ServiceLeases).leases.get(timer.SERVICE)
+            other = lease is not None and lease.holder != self._holder
+            return _Look(
+                timers.progress,
+                state.offset,
+                view.mark.log_start,
+                state.store_ms,
+                timers.levels(),
+                lease.until_ms if lease is not None and other else 0,
+            )
+
+        look = self.log.look(ask)
+        self.index.refresh(look.mark, look.end, look.levels, look.log_start)
+        return look
+
+    def _deliver(self, look: _Look, step: Step) -> None:
+        messages = self._fetch(step.commit, step.due, look.levels)
+
+        def renewal(state: LogState) -> list[tuple[str, Mapping[str, Any]]]:
+            return service_lease.renewal(state, timer.SERVICE, self._holder)
+
+        copies = delivered(messages, step.due)
+        try:
+            self.delivered += self.log.decide(timer.deliver(look.mark, step.after, copies, renewal)).answer
+        except (PreconditionFailedError, OutcomeUnknownError):
+            # Another copy was faster, or the clock went back, or it may have landed: the mark says what is left.
+            self.log.clock.sleep(0.001)
+        size = max(1, messages.nbytes // messages.num_rows)
+        self._rows = max(1, min(4 * self._rows, ROWS_MAX, BYTES_AIM // size))
+
+    def _fetch(self, commit: I64, due: I64, levels: Levels) -> pa.RecordBatch:
+        """The parked messages at these log offsets, checked to be what the index says they are."""
+        messages = self._reader.fetch(Places(commit))
+        if messages.num_rows == len(commit) and np.array_equal(due_times(messages, levels), due):
+            self._rebuilt = False
+            return messages
+        if self._rebuilt:
+            raise CorruptDataError(
+                "parked messages are not where the log says they are; run `rmq verify`", first=int(commit.min())
+            )
+        self._rebuilt = True
+        self.index.forget()
+        raise UnavailableError("the timer index does not fit the log; it is made anew from the log")
+
+
+class TimerService:
+    """Delivers the delayed messages of a store; see `Service`.
+
+    Args:
+        store: an open store.
+        brokers: only these logs; all by default.
+    """
+
+    name = "timer"
+
+    def __init__(self, store: Store, brokers: tuple[str, ...] = ()) -> None:
+        self._store = store
+        self._brokers = brokers
+        self._holder = store.clock.token()
+        self._timers: dict[str, BrokerTimers] = {}
+
+    def timers(self, broker: str) -> BrokerTimers:
+        """The deliverer of one log."""
+        if broker not in self._timers:
+            self._timers[broker] = BrokerTimers(self._store.log(broker), self._holder)
+        return self._timers[broker]
+
+    def run_once(self) -> float:
+        for broker in self._brokers or self._store.brokers():
+            self.timers(broker).run_once()
+        due = [at for each in self._timers.values() if (at := each.next_due_ms()) is not None]
+        if not due:
+            return LOOK_SECONDS
+        return min(LOOK_SECONDS, max(0.001, (min(due) - self._store.clock.now_ms()) / 1000))
+
+    def wait(self, seconds: float) -> None:
+        pace = min(PACE_SECONDS, seconds)
+        if len(self._timers) == 1 and seconds > pace:
+            [timers] = self._timers.values()
+            timers.log.wait(timers.index.frontier, seconds - pace)
+        self._store.clock.sleep(pace)
+
+    def behind_ms(self) -> int:
+        now = self._store.clock.now_ms()
+        due = [at for each in self._timers.values() if (at := each.next_due_ms()) is not None]
+        return max(0, now - min(due)) if due else 0
+
+    @property
+    def pending(self) -> int:
+        """How many messages wait, as far as this copy knows."""
+        return sum(each.index.count for each in self._timers.values())
+
+
+def set_delay_levels(store: Store, levels: str) -> None:
+    """Give the delay levels of a store other delays, such as `1s 5s 10s`; messages that wait keep theirs.
+
+    Raises:
+        InvalidRequestError: not a list of numbers with s, m, h or d.
+    """
+    levels_ms = delay.parse_levels(levels)
+    for broker in store.brokers():
+        store.log(broker, TimerProgress).decide(timer.change_levels(levels_ms))
