@@ -7,7 +7,6 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import numpy as np
 import typer
 
 from rmq_spark.cli import logs
@@ -64,6 +63,7 @@ def read(
     conf: ConfOption = None,
 ) -> None:
     """Show messages, one a line, in order per queue, one broker after the other; stop at the end."""
+    from rmq_spark.client.reading import filter_parts
     from rmq_spark.log.scan import Query
 
     given = common(ctx, store, json, conf)
@@ -79,7 +79,7 @@ def read(
             to_ms=to_ms,
             key=key,
             msg_id=msg_id,
-            **_filter_parts(tags, sql),
+            **filter_parts(tags, sql),
         )
         names = columns_of(columns, given.json)
         places = _places(opened, topic, broker)
@@ -138,34 +138,6 @@ def check_queues(store: Store, topic: str, places: Sequence[logs.LogPlace], queu
         known.update(queue for queue, _, _ in place.open(store).refresh().state.queues.of_topic(topic))
     if missing := wanted - known:
         raise NotFoundError("no such queue", topic=topic, queue=min(missing), queues=len(known))
-
-
-def _filter_parts(tags: str | None, sql: str | None) -> dict[str, Any]:
-    """Tag codes to prune by, and the predicate that both expressions make together.
-
-    Raises:
-        InvalidRequestError: an expression does not compile, or names a tag that no message can have.
-    """
-    from rmq_spark.filter import Filter, compile_sql, compile_tags
-
-    parts: dict[str, Any] = {}
-    filters: list[Filter] = []
-    if tags is not None:
-        tagged = compile_tags(tags)
-        # RocketMQ takes `a | b` for one tag, of which there can be no message.
-        if wrong := sorted(tag for tag in tagged.tags or () if "|" in tag):
-            raise InvalidRequestError("a tag has no '|'; write || between tags", tags=tags, tag=wrong[0])
-        if tagged.tags is not None:
-            parts["tag_codes"] = tagged.codes
-            filters.append(tagged)
-    if sql is not None:
-        filters.append(compile_sql(sql))
-    if filters:
-        parts["predicate"] = lambda batch: np.logical_and.reduce(
-            [one.mask(batch).to_numpy(zero_copy_only=False) for one in filters]
-        )
-        parts["predicate_columns"] = tuple(sorted(frozenset().union(*(one.columns for one in filters))))
-    return parts
 
 
 def columns_of(text: str | None, json: bool) -> tuple[str, ...]:

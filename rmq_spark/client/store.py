@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
+import pyarrow as pa
+
+from rmq_spark.client.reading import Time, nearest, scan_topic
 from rmq_spark.client.store_file import new_store_file, read_store_file
 from rmq_spark.clock import Clock, SystemClock
 from rmq_spark.errors import (
@@ -104,20 +107,40 @@ class Store:
         clock: Clock | None = None,
         options: Mapping[str, str] | None = None,
         read_only: bool = False,
+        create: bool = False,
     ) -> Store:
         """Open the store at `uri`. Writing handles first test that the storage creates names exclusively.
 
         On a full disk that test is left out, so that old messages can be expired.
 
+        Args:
+            uri: a path or a URI.
+            settings: of the logs; they are not stored.
+            clock: for tests.
+            options: of the storage, as credentials.
+            read_only: only read; nothing is tested, nothing can be changed.
+            create: create the store if there is none.
+
         Raises:
-            NotFoundError: there is no store.
+            NotFoundError: there is no store, and `create` is off.
+            InvalidRequestError: both `create` and `read_only`.
             UnsafeStorageError: the storage cannot create names exclusively (not for `read_only`).
             ClockSkewError: this machine's clock is too far ahead of the storage's.
         """
+        if create and read_only:
+            raise InvalidRequestError("a store that is opened for reading only cannot be created", uri=uri)
         clock = clock or SystemClock()
         settings = settings or LogSettings()
         storage = open_storage(uri, options=options, clock=clock)
-        store = cls(storage, settings, clock, read_only=read_only)
+        try:
+            store = cls(storage, settings, clock, read_only=read_only)
+        except NotFoundError:
+            if not create:
+                raise
+            try:
+                return cls.create(uri, settings=settings, clock=clock, options=options)
+            except ExistsError:  # another process was quicker
+                store = cls(storage, settings, clock, read_only=read_only)
         if not read_only:
             try:
                 ahead = -probe(storage, clock).clock_skew_ms
@@ -276,7 +299,7 @@ class Store:
         """
         found = self.find_topic(name)
         if found is None:
-            raise NotFoundError("no such topic", topic=name)
+            raise NotFoundError("no such topic", topic=name, **nearest(name, self._configs()))
         return found
 
     def topics(self) -> list[Topic]:
@@ -285,6 +308,65 @@ class Store:
 
     def _configs(self) -> dict[str, dict[str, Any]]:
         return self.nameserver.refresh().state.fold(TopicConfigs).configs
+
+    # ------------------------------------------------------------ reading
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
+        queue: int | Sequence[int] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of a topic as record batches: in order per queue, one broker after the other.
+
+        Every argument narrows it. The end is what is there when a broker's log is first read. Bodies are decompressed.
+
+        Args:
+            topic: a topic, or a retry or dead-letter topic.
+            tags: with one of these: `"a || b"`.
+            sql: with properties for which this is true, in SQL92.
+            keys: with this key, or one of these.
+            since: stored at this time or later: a `datetime`, ISO text or milliseconds.
+            until: stored before this time.
+            queue: of this queue id, or these.
+            columns: of the message schema; all by default.
+
+        Raises:
+            NotFoundError: there is no such topic or queue; the error names the nearest.
+            InvalidRequestError: an unknown column, an expression or a time that cannot be read.
+            CorruptDataError: a file is damaged or missing.
+        """
+        return scan_topic(
+            self, topic, tags=tags, sql=sql, keys=keys, since=since, until=until, queue=queue, columns=columns
+        )[1]
+
+    def read(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        keys: str | Sequence[str] | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
+        queue: int | Sequence[int] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """Return what `scan` yields as one table.
+
+        Raises:
+            as `scan`.
+        """
+        schema, batches = scan_topic(
+            self, topic, tags=tags, sql=sql, keys=keys, since=since, until=until, queue=queue, columns=columns
+        )
+        return pa.Table.from_batches(batches, schema=schema)
 
     # ------------------------------------------------------------ life
 

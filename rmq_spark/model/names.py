@@ -41,6 +41,8 @@ STATE_TOPICS: Final = frozenset(
         "rmq_sys_group_config",
         "rmq_sys_consumer_offset",
         "rmq_sys_table_lease",
+        "rmq_sys_group_member",
+        "rmq_sys_queue_lease",
         "rmq_sys_pop",
         "rmq_sys_service_lease",
         "rmq_sys_timer_progress",

@@ -10,14 +10,16 @@ from typing import Final
 
 from rmq_spark.log.fold import Fold
 from rmq_spark.rules.lease import TableLeases
+from rmq_spark.rules.members import GroupMembers
 from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.rules.pop import PopState
+from rmq_spark.rules.queue_lease import QueueLeases
 from rmq_spark.rules.service_lease import ServiceLeases
 from rmq_spark.rules.timer import TimerProgress
 from rmq_spark.rules.topics import GroupConfigs, TopicConfigs
 from rmq_spark.rules.transaction import Transactions
 
-NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (TopicConfigs, GroupConfigs, TableLeases)
+NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (TopicConfigs, GroupConfigs, TableLeases, GroupMembers)
 """Folds of the cluster-wide log."""
 
 BROKER_FOLDS: Final[tuple[type[Fold], ...]] = (
@@ -26,6 +28,7 @@ BROKER_FOLDS: Final[tuple[type[Fold], ...]] = (
     TimerProgress,
     Transactions,
     ServiceLeases,
+    QueueLeases,
 )
 """Folds of a broker's log."""
 

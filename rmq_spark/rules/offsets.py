@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from rmq_spark.errors import PreconditionFailedError
 from rmq_spark.log.fold import Fold, Records
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Decision, Rule
+from rmq_spark.log.state import LogState
 from rmq_spark.log.undo import Journal, UndoDict
 
 MAX_OFFSET: Final = (1 << 63) - 1
@@ -125,3 +129,43 @@ def offset_records(
             raise ValueError("offsets and queue ids must not be below 0, nor be too large")
         topics.setdefault(topic, {})[str(queue)] = offset
     return [{"group": group, "topic": topic, "offsets": queues, **extra} for topic, queues in topics.items()]
+
+
+def commit(
+    group: str,
+    member: str,
+    offsets: Mapping[tuple[str, int], int],
+    *,
+    expected: Mapping[tuple[str, int], int | None] | None = None,
+    rows: MessageBatch | None = None,
+) -> Rule[None]:
+    """A rule that commits offsets by (topic, queue) without a lease: of queues that a consumer assigned to itself.
+
+    Args:
+        group: the group.
+        member: the consumer's id.
+        offsets: next to consume.
+        expected: what must be committed of each before; None: anything.
+        rows: messages that land with the offsets.
+
+    The rule raises:
+        PreconditionFailedError: something else is committed.
+    """
+
+    def rule(state: LogState) -> Decision[None]:
+        known = state.fold(ConsumerOffsets)
+        for (topic, queue), before in (expected or {}).items():
+            if (found := known.of(group, topic).get(queue)) != before:
+                raise PreconditionFailedError(
+                    "another consumer of the group has committed this queue; nothing was written",
+                    group=group,
+                    topic=topic,
+                    queue=queue,
+                    expected=before,
+                    committed=found,
+                )
+        changed = {at: offset for at, offset in offsets.items() if known.of(group, at[0]).get(at[1]) != offset}
+        records = offset_records(group, changed, {"member": member})
+        return Decision(None, rows=rows, records=[(ConsumerOffsets.topics[0], record) for record in records])
+
+    return rule

@@ -1,0 +1,281 @@
+"""One consumer's part in its group: membership, its share of the queues, their leases and offsets.
+
+It holds no queues itself: whoever consumes keeps them, and asks here for what changes in the log. Every act is one
+decision a log, and is asked for again when its outcome is not known.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from rmq_spark.client.consumer_settings import ConsumerSettings
+from rmq_spark.client.store import Store
+from rmq_spark.client.time_search import QueueTimes
+from rmq_spark.errors import OutcomeUnknownError
+from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Rule
+from rmq_spark.log.view import LogView
+from rmq_spark.model.message_queue import MessageQueue
+from rmq_spark.rules import members, queue_lease, system_topics
+from rmq_spark.rules.assignment import Strategy
+from rmq_spark.rules.members import GroupMembers
+from rmq_spark.rules.offsets import ConsumerOffsets
+from rmq_spark.rules.queue_lease import Progress, Queue, QueueLeases
+from rmq_spark.rules.start_offset import ConsumeFrom, QueueEnds, start_offset
+from rmq_spark.rules.topics import TopicConfigs
+
+UNKNOWN_TRIES: Final = 3
+"""How often a decision whose outcome is not known is asked for again; it lands once."""
+
+Answer = TypeVar("Answer")
+Value = TypeVar("Value")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one look at the nameserver log says."""
+
+    queues: frozenset[MessageQueue]
+    """This consumer's."""
+    end: int
+    """The nameserver log's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A queue that was taken."""
+
+    epoch: int
+    """Of the lease."""
+    offset: int
+    """Where to consume from."""
+
+
+class GroupQueues:
+    """Safe to use from any thread.
+
+    Args:
+        store: an open store.
+        group: the group.
+        member: this consumer's id.
+        settings: the group's times.
+        strategy: shares the queues of a topic.
+        consume_from: where the group starts in queues that it has no offset of; a number is a time.
+        retries: whether the group's retry topic is consumed, too.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        group: str,
+        member: str,
+        *,
+        settings: ConsumerSettings,
+        strategy: Strategy,
+        consume_from: ConsumeFrom | int,
+        retries: bool,
+    ) -> None:
+        self._store = store
+        self._group = group
+        self._member = member
+        self._settings = settings
+        self._strategy = strategy
+        self._consume_from = consume_from
+        self._retries = retries
+        self._times = QueueTimes(store)
+        self._differing: tuple[str, ...] = ()
+
+    def log(self, broker: str) -> CommitLog:
+        """A broker's log with what is needed here."""
+        return self._store.log(broker, ConsumerOffsets, QueueLeases)
+
+    # ------------------------------------------------------------ membership
+
+    def beat(self, subscriptions: Mapping[str, str]) -> None:
+        """Say that the consumer is there, and warn when members of the group subscribe differently.
+
+        Raises:
+            RmqError: as `CommitLog.decide`.
+        """
+        rule = members.heartbeat(self._group, self._member, subscriptions, self._settings.expiry_ms)
+        heard = decide(self._store.nameserver, rule)
+        if heard.differing and heard.differing != self._differing:
+            _log.warning(
+                "members of one group subscribe differently, so some get messages that they do not want and others "
+                "never get theirs; subscribe alike (group=%r, topics=%r, members=%r)",
+                self._group,
+                list(heard.differing),
+                list(heard.members),
+            )
+        self._differing = heard.differing
+
+    def leave(self) -> None:
+        """Say that the consumer has ended: the others share its queues at once."""
+        decide(self._store.nameserver, members.leave(self._group, self._member))
+
+    def share(self, topics: Iterable[str], *, alone: bool = False) -> Share:
+        """This consumer's queues of some topics and of the retry topic; with `alone` all of them."""
+        wanted = sorted(topics)
+        now = self._store.clock.now_ms()
+
+        def look(view: LogView) -> tuple[dict[str, dict[str, int]], list[str], int]:
+            configs = view.state.fold(TopicConfigs).configs
+            queues = {topic: dict(configs[topic]["queues"]) for topic in wanted if topic in configs}
+            live = view.state.fold(GroupMembers).live(self._group, max(now, view.state.store_ms))
+            return queues, list(live), view.state.offset
+
+        by_topic, live, end = self._store.nameserver.look(look)
+        if alone:
+            live = [self._member]
+        if self._retries:
+            # Each broker keeps what failed there: one queue, as RocketMQ's `retryQueueNums`.
+            brokers = {broker for queues in by_topic.values() for broker in queues}
+            by_topic[system_topics.retry_topic(self._group)] = dict.fromkeys(sorted(brokers), 1)
+        mine: set[MessageQueue] = set()
+        for topic, numbers in by_topic.items():
+            queues = [MessageQueue(topic, broker, queue) for broker in numbers for queue in range(numbers[broker])]
+            mine.update(queues if alone else self._strategy(self._member, queues, live))
+        return Share(frozenset(mine), end)
+
+    # ------------------------------------------------------------ leases
+
+    def take(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, Start]:
+        """Take the leases of queues; those that others hold are left out. Where the group starts is committed at once.
+
+        Raises:
+            RmqError: as `CommitLog.decide`; leases that were taken before it end by themselves.
+        """
+        started: dict[MessageQueue, Start] = {}
+        for broker, mine in by_broker(dict.fromkeys(queues, None)).items():
+            rule = queue_lease.take(self._group, self._member, mine, self._settings.lease_ms)
+            got = decide(self.log(broker), rule)
+            found = {MessageQueue(topic, broker, queue): taken for (topic, queue), taken in got.items()}
+            offsets = self.start_offsets({queue: taken.offset for queue, taken in found.items()})
+            new = {queue: taken for queue, taken in found.items() if taken.offset is None}
+            for queue, taken in found.items():
+                started[queue] = Start(taken.epoch, offsets[queue])
+            if new:
+                # Else a group that starts at the end would lose what comes before its first commit, if it crashes.
+                self.commit({queue: Progress(taken.epoch, offsets[queue]) for queue, taken in new.items()})
+        return started
+
+    def renew(self, held: Mapping[MessageQueue, int]) -> set[MessageQueue]:
+        """Renew leases, given with their epochs; returns those that were lost.
+
+        Raises:
+            RmqError: as `CommitLog.decide`.
+        """
+        lost: set[MessageQueue] = set()
+        for broker, epochs in by_broker(held).items():
+            rule = queue_lease.renew(self._group, self._member, epochs, self._settings.lease_ms)
+            lost.update(_on(broker, decide(self.log(broker), rule)))
+        return lost
+
+    def commit(
+        self,
+        progress: Mapping[MessageQueue, Progress],
+        *,
+        release: Collection[MessageQueue] = (),
+        rows: MessageBatch | None = None,
+    ) -> set[MessageQueue]:
+        """Commit offsets of queues whose leases are held; returns those that were lost.
+
+        Args:
+            progress: epoch and offset by queue.
+            release: those of them to give back.
+            rows: messages that land with the offsets, if no lease is lost; then all queues are of one broker.
+
+        Raises:
+            RmqError: as `CommitLog.decide`; what was committed on other brokers stays.
+        """
+        lost: set[MessageQueue] = set()
+        for broker, mine in by_broker(progress).items():
+            rule = queue_lease.commit(
+                self._group,
+                self._member,
+                mine,
+                release=[(queue.topic, queue.queue_id) for queue in release if queue.broker == broker],
+                rows=rows,
+            )
+            lost.update(_on(broker, decide(self.log(broker), rule)))
+        return lost
+
+    def append(self, queue: MessageQueue, epoch: int, rows: MessageBatch) -> bool:
+        """Append messages to the queue's broker if its lease is held; returns whether it is.
+
+        Raises:
+            RmqError: as `CommitLog.decide`.
+        """
+        held = {(queue.topic, queue.queue_id): epoch}
+        return not decide(self.log(queue.broker), queue_lease.append(self._group, self._member, held, rows))
+
+    # ------------------------------------------------------------ offsets
+
+    def committed(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, int | None]:
+        """What the group has committed of queues; None: nothing."""
+        found: dict[MessageQueue, int | None] = {}
+        for broker in {queue.broker for queue in queues}:
+            found.update(self._committed_on(broker, [queue for queue in queues if queue.broker == broker]))
+        return found
+
+    def _committed_on(self, broker: str, queues: Collection[MessageQueue]) -> dict[MessageQueue, int | None]:
+        def ask(view: LogView) -> dict[MessageQueue, int | None]:
+            fold = view.state.fold(ConsumerOffsets)
+            return {queue: fold.of(self._group, queue.topic).get(queue.queue_id) for queue in queues}
+
+        return self.log(broker).look(ask)
+
+    def start_offsets(self, stored: Mapping[MessageQueue, int | None]) -> dict[MessageQueue, int]:
+        """Where to consume queues from, given what the group has committed of each (facts 5.3)."""
+        return {queue: self._start(queue, offset) for queue, offset in stored.items()}
+
+    def _start(self, queue: MessageQueue, stored: int | None) -> int:
+        if stored is not None:
+            return stored
+        key = (queue.topic, queue.broker, queue.queue_id)
+        (first, end), log_ms = self.log(queue.broker).look(
+            lambda view: (view.state.queues.bounds(queue.topic, queue.queue_id), view.state.store_ms)
+        )
+        return start_offset(
+            None,
+            self._consume_from,
+            QueueEnds(
+                topic=queue.topic,
+                first=first,
+                end=end,
+                first_store_ms=self._times.backlogs({key: 0})[key].oldest_ms if first == 0 < end else None,
+            ),
+            now_ms=max(log_ms, self._store.clock.now_ms()),
+            offset_at=lambda ms: self._times.search_queues([key], ms)[key],
+        )
+
+
+def decide(log: CommitLog, rule: Rule[Answer]) -> Answer:
+    """Ask for a decision, and again while its outcome is not known.
+
+    Raises:
+        RmqError: as `CommitLog.decide`.
+    """
+    for _ in range(UNKNOWN_TRIES - 1):
+        try:
+            return log.decide(rule).answer
+        except OutcomeUnknownError:
+            continue  # the same rule again lands once, and gives the same answer
+    return log.decide(rule).answer
+
+
+def by_broker(values: Mapping[MessageQueue, Value]) -> dict[str, dict[Queue, Value]]:
+    """The values by topic and queue id, parted by broker."""
+    found: dict[str, dict[Queue, Value]] = {}
+    for queue in sorted(values):
+        found.setdefault(queue.broker, {})[queue.topic, queue.queue_id] = values[queue]
+    return found
+
+
+def _on(broker: str, queues: frozenset[Queue]) -> set[MessageQueue]:
+    return {MessageQueue(topic, broker, queue) for topic, queue in queues}

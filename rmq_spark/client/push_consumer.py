@@ -1,0 +1,427 @@
+"""PushConsumer: a listener is called for every message of a group's topics. The threads around `PushEngine`."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import inspect
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from rmq_spark.client.consume_result import ConsumeResult
+from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, ConsumerSettings, start_of
+from rmq_spark.client.group_queues import GroupQueues
+from rmq_spark.client.group_settings import group_settings
+from rmq_spark.client.local_offsets import LocalOffsets
+from rmq_spark.client.push_engine import AGAIN_MS, PushEngine
+from rmq_spark.client.store import Store
+from rmq_spark.client.subscription import Subscription, subscription
+from rmq_spark.errors import ClosedError, InvalidRequestError, RmqError
+from rmq_spark.model import names
+from rmq_spark.model.message_id import own_address
+from rmq_spark.model.stored_message import ReceivedMessage
+from rmq_spark.rules import retry
+from rmq_spark.rules.assignment import STRATEGIES, Strategy
+
+CLOSE_SECONDS: Final = 30.0
+"""So long `close` waits for listeners."""
+LOOK_SECONDS: Final = 1.0
+"""So often threads look whether the consumer was closed."""
+NO_ROOM_SECONDS: Final = 0.05
+"""So long a reader waits for listeners to catch up before it looks again, as in RocketMQ."""
+OFFSETS_HOME: Final = "~/.rmq_spark_offsets"
+"""Where broadcasting consumers keep their offsets."""
+
+Handle = Callable[[Any], ConsumeResult | Awaitable[ConsumeResult | None] | None]
+"""Gets a message, or a list of messages when `batch_size` is over 1; may be a coroutine function."""
+
+_log = logging.getLogger(__name__)
+
+
+class PushConsumer:
+    """Calls a listener for every message of some topics. Close it, or use it as a context manager.
+
+    The consumers of a group share the queues, and each message goes to one of them (clustering), or each consumer gets
+    every message (broadcasting). Delivery is at least once. A message whose listener fails comes again through
+    `%RETRY%group` after 10 s, 30 s, 1 min and so on; after 16 retries it goes to `%DLQ%group`. Some process must run
+    the timer service for that. With `orderly`, the messages of a queue are consumed one batch after the other, by one
+    consumer of the group at a time; a batch that fails is retried in place, and holds its queue.
+
+    Args:
+        store: an open store; close the consumer before it.
+        group: the consumer group.
+        orderly: consume each queue in order.
+        broadcasting: every consumer gets every message. Offsets are kept in a file; a message whose listener fails is
+            dropped, with a line in the log.
+        threads: how many listeners run at a time.
+        batch_size: messages that a listener gets at once; over 1 it gets lists.
+        max_reconsume_times: how often a message is retried; -1: as the group's settings say (16), in order for ever.
+        consume_from: where the group starts in queues that it has no offset of: `latest` (queues whose first message
+            is less than an hour old are read whole, see `rules/start_offset.py`), `earliest`, or a time.
+        strategy: how queues are shared: `AVG`, `AVG_BY_CIRCLE`, `CONSISTENT_HASH`, or one of `rules/assignment.py`.
+        settings: times and limits.
+        instance: names a broadcasting consumer's file: give each of a machine another.
+        offsets_home: directory of broadcasting consumers' offsets.
+
+    Raises (on making):
+        InvalidRequestError: an illegal name, number, time or strategy.
+
+    Example:
+        >>> from rmq_spark import Message, Producer, PushConsumer, Store
+        >>> import threading
+        >>> with Store.open("memory://push-example", create=True) as store:
+        ...     _ = Producer(store).send(Message("orders", b"one"))
+        ...     seen = threading.Event()
+        ...     with PushConsumer(store, "billing") as consumer:
+        ...         consumer.subscribe("orders").start(lambda message: seen.set())
+        ...         seen.wait(60)
+        True
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        group: str,
+        *,
+        orderly: bool = False,
+        broadcasting: bool = False,
+        threads: int = 20,
+        batch_size: int = 1,
+        max_reconsume_times: int = -1,
+        consume_from: ConsumeFromArgument = "latest",
+        strategy: str | Strategy = "AVG",
+        settings: ConsumerSettings = DEFAULT,
+        instance: str = "DEFAULT",
+        offsets_home: str | os.PathLike[str] = OFFSETS_HOME,
+    ) -> None:
+        for name, number in (("threads", threads), ("batch_size", batch_size)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise InvalidRequestError(f"{name} is a number from 1 on", **{name: number})
+        self._store = store
+        self._group = names.check_group(group)
+        self._orderly = orderly
+        self._broadcasting = broadcasting
+        self._threads_wanted = threads
+        self._batch_size = batch_size
+        self._max_reconsume_times = max_reconsume_times
+        self._settings = settings
+        self._pid = os.getpid()
+        self._client_id = client_id(store)
+        self._local = self._local_offsets(instance, offsets_home) if broadcasting else None
+        self._groups = GroupQueues(
+            store,
+            group,
+            self._client_id,
+            settings=settings,
+            strategy=strategy_of(strategy),
+            consume_from=start_of(consume_from, store.clock.now_ms()),
+            retries=not broadcasting and not orderly,
+        )
+        self._subscriptions: dict[str, Subscription] = {}
+        self._lock = threading.Lock()
+        self._engine: PushEngine | None = None
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._workers: list[threading.Thread] = []
+        self._reading: set[str] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._error: RmqError | None = None
+        self._at_exit: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"PushConsumer({self._store!r}, {self._group!r})"
+
+    @property
+    def client_id(self) -> str:
+        """How the other members of the group and tools see this consumer."""
+        return self._client_id
+
+    @property
+    def error(self) -> RmqError | None:
+        """What ended the consumer by itself; None while it runs, or when it was closed."""
+        return self._error
+
+    # ------------------------------------------------------------ life
+
+    def subscribe(self, topic: str, *, tags: str | None = None, sql: str | None = None) -> PushConsumer:
+        """Consume `topic`, too: all messages, those with one of some tags (`"a || b"`), or those that match SQL92.
+
+        All consumers of a group must subscribe alike.
+
+        Raises:
+            NotFoundError: there is no such topic.
+            InvalidRequestError: both filters are given, one cannot be read, or the consumer was started.
+            ClosedError: the consumer was closed, or made before a fork.
+        """
+        self._check_open()
+        if self._engine is not None:
+            raise InvalidRequestError("subscribe before start", group=self._group, topic=topic)
+        wanted = subscription(topic, tags, sql)
+        self._store.topic(topic)
+        self._subscriptions[topic] = wanted
+        return self
+
+    def start(self, handle: Handle) -> PushConsumer:
+        """Join the group, take this consumer's share of the queues, and call `handle` for their messages from now on.
+
+        Args:
+            handle: gets a message, or a list of up to `batch_size` of them. Returning None or `ConsumeResult.SUCCESS`
+                consumes them, `ConsumeResult.FAILURE` or an exception lets them come again. It runs in up to `threads`
+                threads at once; a coroutine function runs in one event loop.
+
+        Raises:
+            InvalidRequestError: nothing is subscribed, or it was started before.
+            ClosedError: the consumer was closed, or made before a fork.
+            RmqError: the group could not be joined; start it again.
+        """
+        self._check_open()
+        if not self._subscriptions:
+            raise InvalidRequestError("nothing is subscribed; subscribe to a topic first", group=self._group)
+        with self._lock:
+            if self._engine is not None:
+                raise InvalidRequestError("the consumer was started before", group=self._group)
+            maximum = group_settings(self._store, self._group).retry_max_times
+            engine = PushEngine(
+                self._store,
+                self._group,
+                self._groups,
+                subscriptions=self._subscriptions,
+                listener=self._listener(handle),
+                settings=self._settings,
+                orderly=self._orderly,
+                batch_size=self._batch_size,
+                retry_max=retry.max_times(self._max_reconsume_times, orderly=self._orderly, group_max=maximum),
+                local=self._local,
+            )
+            engine.tick()
+            self._engine = engine
+        self._at_exit = _closer(weakref.ref(self))
+        atexit.register(self._at_exit)
+        self._workers = [self._run("work", self._work, engine) for _ in range(self._threads_wanted)]
+        self._threads = [
+            self._run("upkeep", self._keep_up, engine),
+            self._run("members", self._watch_members, engine),
+        ]
+        self._read_brokers(engine)
+        return self
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until the consumer was closed, for a script that does nothing else; False if it was not.
+
+        Raises:
+            RmqError: what ended the consumer by itself.
+        """
+        ended = self._ended.wait(timeout)
+        if self._error is not None:
+            raise self._error
+        return ended
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Hand out no more messages, wait for listeners, commit offsets, and leave the group.
+
+        A listener that is not done after `timeout` seconds is left alone; its messages come again.
+
+        Raises:
+            RmqError: the offsets could not be committed: messages since the last commit come again.
+        """
+        with self._lock:
+            if self._ended.is_set() or os.getpid() != self._pid:
+                return  # a fork has no threads to stop, and the group's membership is its parent's
+            self._ended.set()
+            engine = self._engine
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+        self._stop.set()
+        if engine is None:
+            return
+        engine.stop()
+        own = threading.current_thread()
+        with engine.changed:
+            engine.changed.notify_all()
+            if own not in self._workers:
+                engine.changed.wait_for(lambda: engine.is_idle, timeout)
+        engine.wake_workers(len(self._workers))
+        engine.attention.set()
+        try:
+            engine.leave()
+        finally:
+            for thread in self._threads:
+                if thread is not own:
+                    thread.join(timeout)
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def __enter__(self) -> PushConsumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ threads
+
+    def _run(self, name: str, target: Callable[[PushEngine], None], engine: PushEngine) -> threading.Thread:
+        def run() -> None:
+            try:
+                target(engine)
+            except RmqError as error:
+                self._fail(error)
+
+        # Daemons: an interpreter that exits closes the consumer first (see `start`), and waits for no listener after.
+        thread = threading.Thread(target=run, name=f"rmq-push-{name}-{self._group}", daemon=True)
+        thread.start()
+        return thread
+
+    def _fail(self, error: RmqError) -> None:
+        """The consumer cannot go on: the log is damaged, or the store was closed."""
+        if self._stop.is_set():
+            return
+        self._error = self._error or error
+        _log.error("the consumer has ended; make a new one when the cause is gone (group=%r): %s", self._group, error)
+        self._stop.set()
+        if self._engine is not None:
+            self._engine.wake_workers(len(self._workers))
+        self._ended.set()
+
+    def _work(self, engine: PushEngine) -> None:
+        while not self._stop.is_set():
+            engine.work(None)
+
+    def _keep_up(self, engine: PushEngine) -> None:
+        while not self._stop.is_set():
+            try:
+                seconds = engine.tick()
+                self._read_brokers(engine)
+            except RmqError as error:
+                if not error.retriable:
+                    raise
+                _log.warning("a consumer's upkeep failed and is tried again (group=%r): %s", self._group, error)
+                seconds = AGAIN_MS / 1000
+            engine.attention.wait(min(seconds, LOOK_SECONDS))
+            engine.attention.clear()
+
+    def _watch_members(self, engine: PushEngine) -> None:
+        seen = engine.nameserver_end
+        while not self._stop.is_set():
+            if self._store.nameserver.wait(seen, LOOK_SECONDS):
+                seen = self._store.nameserver.look(lambda view: view.state.offset)
+                engine.share_again()
+
+    def _read_brokers(self, engine: PushEngine) -> None:
+        for broker in sorted(engine.brokers() - self._reading):
+            self._reading.add(broker)
+            self._threads.append(self._run("read", partial(self._read, broker), engine))
+
+    def _read(self, broker: str, engine: PushEngine) -> None:
+        log = self._groups.log(broker)
+        while not self._stop.is_set():
+            try:
+                grown, blocked, end = engine.fetch(broker)
+                if grown:
+                    continue
+                if blocked:
+                    with engine.changed:
+                        engine.changed.wait(NO_ROOM_SECONDS)
+                else:
+                    log.wait(end, LOOK_SECONDS)
+            except RmqError as error:
+                if not error.retriable:
+                    raise
+                _log.warning("a broker's log cannot be read; trying again (group=%r): %s", self._group, error)
+                self._stop.wait(AGAIN_MS / 1000)
+
+    # ------------------------------------------------------------ listeners
+
+    def _listener(self, handle: Handle) -> Callable[[Sequence[ReceivedMessage]], ConsumeResult]:
+        call: Callable[[Any], object] = handle
+        if inspect.iscoroutinefunction(handle) or inspect.iscoroutinefunction(type(handle).__call__):
+            loop = self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run_loop, args=(loop,), name=f"rmq-push-loop-{self._group}", daemon=True).start()
+
+            def call(given: Any) -> object:
+                return asyncio.run_coroutine_threadsafe(handle(given), loop).result()  # type: ignore[arg-type]
+
+        def listen(messages: Sequence[ReceivedMessage]) -> ConsumeResult:
+            try:
+                result = call(messages[0] if self._batch_size == 1 else list(messages))
+            except BaseException as error:  # noqa: BLE001 - the listener's own affair; the message comes again
+                _log.warning(
+                    "a listener failed (group=%r, topic=%r, msg_id=%r)",
+                    self._group,
+                    messages[0].topic,
+                    messages[0].msg_id,
+                    exc_info=error,
+                )
+                return ConsumeResult.FAILURE
+            if result is None:
+                return ConsumeResult.SUCCESS
+            if isinstance(result, ConsumeResult):
+                return result
+            _log.error(
+                "a listener must return None or a ConsumeResult; its messages come again (group=%r, returned=%r)",
+                self._group,
+                type(result).__name__,
+            )
+            return ConsumeResult.FAILURE
+
+        return listen
+
+    # ------------------------------------------------------------ inner works
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                "the consumer was made before a fork; open the store and make a consumer in this process",
+                group=self._group,
+            )
+        if self._ended.is_set():
+            raise ClosedError("the consumer is closed; make a new one", group=self._group)
+
+    def _local_offsets(self, instance: str, home: str | os.PathLike[str]) -> LocalOffsets:
+        # The store's nonce: groups of the same name in two stores must not share offsets.
+        place = Path(home).expanduser() / self._store.info["nonce"] / names.check_broker(instance)
+        return LocalOffsets(place / f"{self._group.replace('|', '%7C')}.json")
+
+
+def client_id(store: Store) -> str:
+    """An id that no other consumer has."""
+    return f"{own_address()}@{os.getpid()}#{store.clock.token()[-12:]}"
+
+
+def strategy_of(strategy: str | Strategy) -> Strategy:
+    """The strategy of a name, or itself.
+
+    Raises:
+        InvalidRequestError: no such name.
+    """
+    if not isinstance(strategy, str):
+        return strategy
+    if strategy not in STRATEGIES:
+        raise InvalidRequestError("no such strategy", strategy=strategy, known=sorted(STRATEGIES))
+    return STRATEGIES[strategy]
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+def _closer(consumer: weakref.ref[PushConsumer]) -> Callable[[], None]:
+    def close() -> None:
+        found = consumer()
+        if found is not None:
+            try:
+                found.close()
+            except RmqError as error:
+                _log.warning("a consumer could not commit its offsets when the interpreter ended: %s", error)
+
+    return close

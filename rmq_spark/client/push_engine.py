@@ -1,0 +1,498 @@
+"""What a push consumer does, step by step and without threads: `tick`, `fetch` and `work`. `PushConsumer` runs them.
+
+Each step may be called by any thread. Time is the store's clock, so a test moves it by hand.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import queue as queues_of_tasks
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from rmq_spark.client.consume_result import ConsumeResult
+from rmq_spark.client.consumer_settings import ConsumerSettings
+from rmq_spark.client.group_queues import GroupQueues
+from rmq_spark.client.local_offsets import LocalOffsets
+from rmq_spark.client.process_queue import ProcessQueue
+from rmq_spark.client.received import received_messages
+from rmq_spark.client.store import Store
+from rmq_spark.client.subscription import Subscription
+from rmq_spark.errors import DataExpiredError, RmqError
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.queue_reader import ALL, read_queue
+from rmq_spark.log.view import LogView
+from rmq_spark.model.message_queue import MessageQueue
+from rmq_spark.model.stored_message import ReceivedMessage
+from rmq_spark.rules import delay, retry, system_topics
+from rmq_spark.rules.queue_lease import Progress
+
+READ_ROWS: Final = 512
+"""Messages of a queue that one read looks at."""
+AGAIN_MS: Final = 500
+"""How soon queues are shared again when another consumer still holds some of them, or something failed."""
+LOCAL_RETRY_MS: Final = 5_000
+"""How soon a message is consumed again here when it could not be sent back."""
+DRAIN_MS: Final = 20_000
+"""So long a queue that goes to another consumer waits for listeners that have no order to keep."""
+TURN_MS: Final = 60_000
+"""So long one orderly queue may keep a thread while others wait."""
+TIMEOUT_LEVEL: Final = 3
+"""Delay level of a message whose listener took too long."""
+
+Listener = Callable[[Sequence[ReceivedMessage]], ConsumeResult]
+"""Consumes a batch; it does not raise."""
+
+_log = logging.getLogger(__name__)
+
+
+class PushEngine:
+    """One consumer of a group.
+
+    Args:
+        store: an open store.
+        group: the group.
+        groups: the consumer's part in its group.
+        subscriptions: by topic.
+        listener: what consumes.
+        settings: times and limits.
+        orderly: whether the messages of a queue are consumed one batch after the other.
+        batch_size: messages that a listener gets at once.
+        retry_max: how often a message is retried.
+        local: where a broadcasting consumer keeps its offsets; None: the group shares the queues.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        group: str,
+        groups: GroupQueues,
+        *,
+        subscriptions: Mapping[str, Subscription],
+        listener: Listener,
+        settings: ConsumerSettings,
+        orderly: bool,
+        batch_size: int,
+        retry_max: int,
+        local: LocalOffsets | None,
+    ) -> None:
+        self._clock = store.clock
+        self._group = group
+        self._groups = groups
+        self._subscriptions = dict(subscriptions)
+        self._expressions = {topic: each.expression for topic, each in subscriptions.items()}
+        self._listener = listener
+        self._settings = settings
+        self._orderly = orderly
+        self._batch_size = batch_size
+        self._retry_max = retry_max
+        self._local = local
+        self._lock = threading.Lock()
+        self._held: dict[MessageQueue, ProcessQueue] = {}
+        self._fetching: dict[str, threading.Lock] = {}
+        self._tasks: queues_of_tasks.SimpleQueue[ProcessQueue | None] = queues_of_tasks.SimpleQueue()
+        self._later: list[tuple[int, int, ProcessQueue]] = []
+        self._numbers = itertools.count()
+        self._due = dict.fromkeys(("heartbeat", "renew", "rebalance", "commit"), 0)
+        self._ticking = threading.Lock()
+        self._stopping = False
+        self.changed = threading.Condition()
+        """Notified when a listener is done: there may be room to read more."""
+        self.attention = threading.Event()
+        """Set when `tick` should not wait any longer."""
+        self.nameserver_end = -1
+        """End of the nameserver log when members and topics were last looked at."""
+
+    # ------------------------------------------------------------ upkeep
+
+    def tick(self) -> float:
+        """Do what is due; returns after how many seconds to call again.
+
+        Raises:
+            RmqError: something could not be done; call again soon.
+        """
+        with self._ticking:
+            now = self._clock.elapsed_ns()
+            self._start_later(now)
+            self._drop_untrusted(now)
+            failed: list[RmqError] = []
+            steps = [("rebalance", self._rebalance), ("commit", self._commit_when_due)]
+            if self._local is None:
+                steps = [("heartbeat", self._beat), ("renew", self._renew), *steps]
+            for name, step in steps:
+                if now < self._due[name]:
+                    continue
+                try:
+                    wait_ms = step()
+                except RmqError as error:
+                    failed.append(error)  # the other steps are done all the same
+                    wait_ms = AGAIN_MS
+                self._due[name] = self._clock.elapsed_ns() + wait_ms * 1_000_000
+            self._give_back(now)
+            if failed:
+                raise failed[0]
+            return self._seconds_left()
+
+    def share_again(self) -> None:
+        """Members or topics may have changed: look with the next tick."""
+        self._due["rebalance"] = 0
+        self.attention.set()
+
+    def _beat(self) -> int:
+        self._groups.beat(self._expressions)
+        return self._settings.heartbeat_ms
+
+    def _commit_when_due(self) -> int:
+        self._send_back_overdue(self._clock.elapsed_ns())
+        self.commit()
+        return self._settings.commit_ms
+
+    def _seconds_left(self) -> float:
+        with self._lock:
+            next_due = min([*self._due.values(), *[due for due, _, _ in self._later[:1]]])
+            if any(held.dropped_ns is not None for held in self._held.values()):
+                next_due = min(next_due, self._clock.elapsed_ns() + AGAIN_MS * 1_000_000)
+        return max(0.0, (next_due - self._clock.elapsed_ns()) / 1e9)
+
+    def _start_later(self, now: int) -> None:
+        while True:
+            with self._lock:
+                if not self._later or self._later[0][0] > now:
+                    return
+                held = heapq.heappop(self._later)[2]
+            self._tasks.put(held)
+
+    def _schedule(self, held: ProcessQueue, wait_ms: int) -> None:
+        with self._lock:
+            due = self._clock.elapsed_ns() + wait_ms * 1_000_000
+            heapq.heappush(self._later, (due, next(self._numbers), held))
+        self.attention.set()
+
+    # ------------------------------------------------------------ queues
+
+    def queues(self) -> list[MessageQueue]:
+        """The queues that are consumed now."""
+        with self._lock:
+            return sorted(queue for queue, held in self._held.items() if held.dropped_ns is None)
+
+    def brokers(self) -> set[str]:
+        """Brokers of the queues that are held."""
+        with self._lock:
+            return {queue.broker for queue in self._held}
+
+    def _all(self) -> list[ProcessQueue]:
+        with self._lock:
+            return list(self._held.values())
+
+    def _rebalance(self) -> int:
+        """Share the queues anew; returns after how many milliseconds to do it again."""
+        share = self._groups.share(self._subscriptions, alone=self._local is not None)
+        self.nameserver_end = share.end
+        if self._stopping:
+            return self._settings.rebalance_ms
+        now = self._clock.elapsed_ns()
+        for held in self._all():
+            if held.queue not in share.queues:
+                held.drop(now)
+        self._give_back(now)
+        with self._lock:
+            new = share.queues - self._held.keys()
+            balanced = all(self._held[queue].dropped_ns is None for queue in share.queues & self._held.keys())
+        made = self._take(new) if new else []
+        with self._lock:
+            self._held.update((each.queue, each) for each in made)
+        for broker in sorted({each.queue.broker for each in made}):
+            self.fetch(broker)
+        return self._settings.rebalance_ms if balanced and len(made) == len(new) else AGAIN_MS
+
+    def _take(self, new: frozenset[MessageQueue]) -> list[ProcessQueue]:
+        """Start consuming queues; those that another consumer still holds are left out."""
+        if self._local is not None:
+            known = self._local.load()
+            offsets = self._groups.start_offsets({queue: known.get(queue) for queue in new})
+            self._local.store({**known, **offsets})
+            return [ProcessQueue(queue, 0, offset, None) for queue, offset in offsets.items()]
+        trusted = self._clock.elapsed_ns() + self._settings.trusted_lease_ms * 1_000_000
+        started = self._groups.take(new)
+        return [ProcessQueue(queue, start.epoch, start.offset, trusted) for queue, start in started.items()]
+
+    def _renew(self) -> int:
+        asked = self._clock.elapsed_ns()
+        held = {each.queue: each for each in self._all() if not each.lost}
+        lost = self._groups.renew({queue: each.epoch for queue, each in held.items()})
+        for queue, each in held.items():
+            if queue in lost:
+                self._lose(each)
+            else:
+                each.trust(asked + self._settings.trusted_lease_ms * 1_000_000)
+        return self._settings.renew_ms
+
+    def _drop_untrusted(self, now: int) -> None:
+        """Give up queues whose lease may be over: this process slept, or could not reach the log."""
+        for held in self._all():
+            if not held.is_trusted(now) and not held.lost:
+                self._lose(held)
+
+    def _lose(self, held: ProcessQueue) -> None:
+        _log.warning(
+            "the lease of a queue was lost; its messages since the last commit come again (group=%r, queue=%r)",
+            self._group,
+            tuple(held.queue),
+        )
+        # It is kept until its listeners are done: taken again before that, the queue would have two of them.
+        held.drop(self._clock.elapsed_ns(), lost=True)
+        self.share_again()
+
+    def _give_back(self, now: int) -> None:
+        """Commit and give back queues that were dropped, and forget those that were lost, once listeners are done."""
+        ready = [
+            held
+            for held in self._all()
+            if held.dropped_ns is not None
+            and (held.is_idle or (not self._orderly and now - held.dropped_ns >= DRAIN_MS * 1_000_000))
+        ]
+        for held in ready:
+            self._commit([held], release=True)
+            with self._lock:
+                if self._held.get(held.queue) is held:
+                    del self._held[held.queue]
+
+    # ------------------------------------------------------------ offsets
+
+    def commit(self) -> None:
+        """Commit how far the listeners have come.
+
+        Raises:
+            RmqError: as `CommitLog.decide`.
+        """
+        self._commit(self._all(), release=False)
+
+    def _commit(self, queues: Sequence[ProcessQueue], *, release: bool) -> None:
+        offsets = {held: held.offset() for held in queues if not held.lost}
+        if self._local is not None:
+            if any(held.committed != offset for held, offset in offsets.items()):
+                self._local.store({**self._local.load(), **{held.queue: at for held, at in offsets.items()}})
+            lost = set[MessageQueue]()
+        else:
+            changed = {held: offset for held, offset in offsets.items() if release or held.committed != offset}
+            progress = {held.queue: Progress(held.epoch, offset) for held, offset in changed.items()}
+            lost = self._groups.commit(progress, release=list(progress) if release else [])
+        for held, offset in offsets.items():
+            if held.queue in lost:
+                self._lose(held)
+            else:
+                held.committed = offset
+
+    # ------------------------------------------------------------ reading
+
+    def fetch(self, broker: str) -> tuple[bool, bool, int]:
+        """Read what there is of a broker's queues, once.
+
+        Returns:
+            Whether something was read, whether there is more for which there is no room now, and the log's end when it
+            was looked at.
+
+        Raises:
+            RmqError: the log cannot be read.
+        """
+        with self._lock:
+            lock = self._fetching.setdefault(broker, threading.Lock())
+        with lock:
+            mine = [held for held in self._all() if held.queue.broker == broker and held.dropped_ns is None]
+
+            def look(view: LogView) -> tuple[list[int], int]:
+                ends = [view.state.queues.bounds(held.queue.topic, held.queue.queue_id)[1] for held in mine]
+                return ends, view.state.offset
+
+            ends, log_end = self._groups.log(broker).look(look)
+            grown = blocked = False
+            for held, end in zip(mine, ends, strict=True):
+                if held.position >= end:
+                    continue
+                if self._stopping or not held.has_room(self._settings, orderly=self._orderly):
+                    blocked = True
+                    continue
+                self._read(held)
+                grown = True
+            return grown, blocked, log_end
+
+    def _read(self, held: ProcessQueue) -> None:
+        queue = held.queue
+        subscribed = self._subscriptions.get(queue.topic)
+        try:
+            read = read_queue(
+                self._groups.log(queue.broker),
+                queue.topic,
+                queue.queue_id,
+                held.position,
+                rows_max=READ_ROWS,
+                # No filter on the retry topic: what was wanted once is wanted still.
+                wanted=ALL if subscribed is None else subscribed.wanted,
+                place=held.place,
+            )
+        except DataExpiredError as error:
+            first = int(str(error.context["first"]))
+            _log.warning(
+                "messages expired before the group consumed them (group=%r, queue=%r, from=%d, to=%d)",
+                self._group,
+                tuple(queue),
+                held.position,
+                first,
+            )
+            held.put([], first)
+            return
+        messages = received_messages(read.messages, queue.topic)
+        held.place = read.place
+        held.put(messages, read.next_offset)
+        turns = 1 if self._orderly and messages else -(-len(messages) // self._batch_size)
+        for _ in range(turns):
+            self._tasks.put(held)
+
+    # ------------------------------------------------------------ consuming
+
+    def work(self, timeout: float | None = 0) -> bool:
+        """Consume one batch, or the turn of one orderly queue; returns False when `wake_workers` ended the wait.
+
+        Args:
+            timeout: how many seconds to wait for work; None: until there is some; 0: not.
+        """
+        try:
+            held = self._tasks.get(timeout != 0, timeout or None)
+        except queues_of_tasks.Empty:
+            return False
+        if held is None:
+            return False
+        if self._orderly:
+            self._work_in_order(held)
+        else:
+            batch = held.take(self._batch_size, self._clock.elapsed_ns())
+            if batch:
+                self._consume(held, batch)
+        if held.dropped_ns is not None:
+            self.attention.set()  # another consumer waits for the queue
+        with self.changed:
+            self.changed.notify_all()
+        return True
+
+    def wake_workers(self, count: int) -> None:
+        """Let so many calls of `work` return False."""
+        for _ in range(count):
+            self._tasks.put(None)
+
+    def _consume(self, held: ProcessQueue, batch: list[ReceivedMessage]) -> None:
+        result = self._listener(batch)
+        left = [message for message in batch if held.is_running(message)]  # others were sent back: it took too long
+        if result is ConsumeResult.SUCCESS or held.lost or not left:
+            held.finish(left)
+        elif self._local is not None:
+            for message in left:
+                _log.warning(
+                    "a broadcasting listener failed, and there is no retry: message dropped (group=%r, topic=%r, "
+                    "msg_id=%r)",
+                    self._group,
+                    message.topic,
+                    message.msg_id,
+                )
+            held.finish(left)
+        elif self._send_back(held, left):
+            held.finish(left)
+        else:
+            held.put_back(left, failed=True)
+            self._schedule(held, LOCAL_RETRY_MS)
+
+    def _work_in_order(self, held: ProcessQueue) -> None:
+        if not held.take_turn():
+            return
+        until = self._clock.elapsed_ns() + TURN_MS * 1_000_000
+        while not self._stopping and (now := self._clock.elapsed_ns()) < until:
+            batch = held.take(self._batch_size, now)
+            if not batch:
+                break
+            if self._listener(batch) is ConsumeResult.SUCCESS or held.lost:
+                held.finish(batch)
+                continue
+            given_up = [message for message in batch if retry.is_given_up(message.reconsume_times, self._retry_max)]
+            if given_up and self._local is None and self._send_back(held, given_up):
+                held.finish(given_up)
+                batch = [message for message in batch if message not in given_up]
+            held.put_back(batch, failed=True)
+            if batch:
+                held.end_turn()
+                self._schedule(held, self._settings.suspend_ms)
+                return
+        if held.end_turn():
+            self._tasks.put(held)
+
+    def _send_back(self, held: ProcessQueue, messages: Sequence[ReceivedMessage], level: int = 0) -> bool:
+        """Append copies for the retry or the dead-letter topic; returns whether the messages are settled by that."""
+        retry_topic = system_topics.retry_topic(self._group)
+        now = self._clock.now_ms()
+        rows = []
+        for message in messages:
+            if retry.is_given_up(message.reconsume_times, self._retry_max):
+                rows.append(retry.dead_letter_row(message, self._group))
+            else:
+                wait = retry.retry_delay(message.reconsume_times, now, level=level)
+                rows.append(delay.park(retry.retry_row(message, retry_topic), wait, now))
+        try:
+            if not self._groups.append(held.queue, held.epoch, MessageBatch.from_rows(rows)):
+                self._lose(held)
+        except RmqError as error:
+            _log.warning(
+                "messages could not be sent back and are consumed again here (group=%r, queue=%r): %s",
+                self._group,
+                tuple(held.queue),
+                error,
+            )
+            return False
+        return True
+
+    def _send_back_overdue(self, now: int) -> None:
+        """Send back messages that listeners have had for too long; what those listeners say later does not count."""
+        if self._orderly or self._local is not None:
+            return
+        before = now - self._settings.consume_timeout_ms * 1_000_000
+        for held in self._all():
+            late = held.overdue(before)
+            if late:
+                _log.warning(
+                    "a listener takes too long; its messages are sent back (group=%r, queue=%r, messages=%d)",
+                    self._group,
+                    tuple(held.queue),
+                    len(late),
+                )
+                if self._send_back(held, late, TIMEOUT_LEVEL):
+                    held.finish(late)
+
+    # ------------------------------------------------------------ the end
+
+    def stop(self) -> None:
+        """Read no more, and hand out no more messages."""
+        self._stopping = True
+        now = self._clock.elapsed_ns()
+        for held in self._all():
+            held.drop(now)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no listener has a message."""
+        return all(held.is_idle for held in self._all())
+
+    def leave(self) -> None:
+        """Commit, give everything back, and leave the group.
+
+        Raises:
+            RmqError: as `CommitLog.decide`.
+        """
+        with self._ticking:
+            # An orderly queue whose listener does not end is not given back: its lease ends by itself.
+            busy = [held for held in self._all() if self._orderly and not held.is_idle]
+            self._commit(busy, release=False)
+            self._commit([held for held in self._all() if held not in busy], release=True)
+            with self._lock:
+                self._held.clear()
+            if self._local is None:
+                self._groups.leave()
