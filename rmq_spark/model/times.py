@@ -77,7 +77,14 @@ def time_ms(value: datetime | str | int, option: str, now_ms: int, *, round_up: 
         InvalidRequestError: none of these.
     """
     if isinstance(value, str):
-        return now_ms if value == "now" else parse_instant(value, option, round_up=round_up)
+        if value == "now":
+            return now_ms
+        try:
+            return parse_instant(value, option, round_up=round_up)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(
+                f"{option} takes a time: milliseconds since 1970 or ISO 8601", value=value
+            ) from error
     if isinstance(value, datetime):
         return _moment_ms(value, round_up)
     if isinstance(value, bool) or not isinstance(value, int):

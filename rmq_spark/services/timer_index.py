@@ -165,6 +165,8 @@ class TimerIndex:
         """Up to `limit` pending messages that are due by `horizon_ms`, first come those due first; None if none is."""
         mark = self._mark
         assert mark is not None  # noqa: S101 - refreshed before
+        if horizon_ms < mark.due_ms:
+            return self._due_before_mark(mark, horizon_ms, limit)
         parts = []
         late = []
         for run in self._runs:
@@ -188,6 +190,26 @@ class TimerIndex:
         key = max(key, mark.key)
         chosen = slice(0, limit)
         return Step(due[chosen], commit[chosen], Progress(number, *key, self.frontier, self._floor(mark)))
+
+    def _due_before_mark(self, mark: Progress, horizon_ms: int, limit: int) -> Step | None:
+        """As `due`, when the clock is behind the mark's own time.
+
+        What lies behind the mark's position and comes before its key may be due or not; the position cannot pass over
+        one that is not, so only those before it go out.
+        """
+        runs = [(run.due[run.at : run.below(mark.key)], run.commit[run.at : run.below(mark.key)]) for run in self._runs]
+        if not runs:
+            return None
+        due, commit = (np.concatenate(column) for column in zip(*runs, strict=True))
+        order = np.argsort(commit)
+        due, commit = due[order], commit[order]
+        later = np.flatnonzero(due > horizon_ms)
+        count = min(limit, int(later[0]) if len(later) else len(commit))
+        if not count:
+            return None
+        position = int(commit[count]) if count < len(commit) else self.frontier
+        after = Progress(mark.number + 1, mark.due_ms, mark.offset, position, mark.floor)
+        return self._select(commit[:count], after)
 
     def below(self, offset: int, limit: int) -> tuple[I64, I64, int]:
         """Pending messages below a log offset: due times, log offsets, and up to where these are all of them."""

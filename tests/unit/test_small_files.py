@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq_spark.errors import CorruptDataError
-from rmq_spark.log import ipc_file, schema, small_files
+from rmq_spark.log import ipc_file, schema
 from rmq_spark.log.file_encoder import encode, make_blocks, one_block
 from rmq_spark.log.message_batch import to_record_batch
 from rmq_spark.log.small_batch import to_message
@@ -59,8 +59,7 @@ def row(number: int) -> tuple[Any, ...]:
     return ("orders", 0, f"{number:032X}", "paid", None, b"x" * number, 0, 0, number, None, 0, [("n", "1")])
 
 
-def test_the_order_of_files_is_kept_over_several_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_files, "GROUP_FILES", 3)
+def test_the_order_of_files_is_kept() -> None:
     files = [file_of([row(number), row(number + 100)]) for number in range(10)]
     assert decode_small_files(files).equals(one_by_one(files))
 
