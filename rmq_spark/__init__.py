@@ -26,6 +26,7 @@ from rmq_spark.lazy_names import lazy_names, listed_names
 
 if TYPE_CHECKING:
     from rmq_spark.client.producer import Producer, SendResult
+    from rmq_spark.client.simple_consumer import SimpleConsumer
     from rmq_spark.client.store import Store, Topic
     from rmq_spark.model.message import Message
     from rmq_spark.model.settings import Flush, LogSettings
@@ -51,6 +52,7 @@ __all__ = [
     "ReadOnlyError",
     "RmqError",
     "SendResult",
+    "SimpleConsumer",
     "StorageFullError",
     "Store",
     "Topic",
@@ -71,6 +73,7 @@ __getattr__ = lazy_names(
         "Message": "rmq_spark.model.message",
         "Producer": "rmq_spark.client.producer",
         "SendResult": "rmq_spark.client.producer",
+        "SimpleConsumer": "rmq_spark.client.simple_consumer",
         "Store": "rmq_spark.client.store",
         "Topic": "rmq_spark.client.store",
         "TransactionState": "rmq_spark.rules.transaction",

@@ -18,4 +18,4 @@ def test_the_example_runs(example: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert {path.name for path in EXAMPLES} >= {"delayed_messages.py", "transactions.py"}
+    assert {path.name for path in EXAMPLES} >= {"delayed_messages.py", "simple_consumer.py", "transactions.py"}
