@@ -189,6 +189,19 @@ class TimerIndex:
         chosen = slice(0, limit)
         return Step(due[chosen], commit[chosen], Progress(number, *key, self.frontier, self._floor(mark)))
 
+    def soon(self, horizon_ms: int, limit: int) -> tuple[I64, I64]:
+        """Due times and log offsets of the first pending messages that are due by `horizon_ms`."""
+        parts = [
+            (run.due[run.at : stop][:limit], run.commit[run.at : stop][:limit])
+            for run in self._runs
+            if (stop := int(np.searchsorted(run.due, horizon_ms, "right"))) > run.at
+        ]
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        due, commit = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.lexsort((commit, due))[:limit]
+        return due[order], commit[order]
+
     def below(self, offset: int, limit: int) -> tuple[I64, I64, int]:
         """Pending messages below a log offset: due times, log offsets, and up to where these are all of them."""
         dues, commits = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
