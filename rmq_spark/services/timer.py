@@ -96,8 +96,9 @@ class BrokerTimers:
                     self._read_ahead(now, look.levels)
                 return
             step = self.index.due(now, self._rows)
-            if step is not None:
-                self._deliver(look, step)
+            if step is None:
+                return
+            self._deliver(look, step)
 
     def next_due_ms(self) -> int | None:
         """When the next message is due that this copy knows of."""

@@ -162,9 +162,14 @@ class TimerIndex:
         return sum(len(run.due) - run.at for run in self._runs)
 
     def due(self, horizon_ms: int, limit: int) -> Step | None:
-        """Up to `limit` pending messages that are due by `horizon_ms`, first come those due first; None if none is."""
+        """Up to `limit` pending messages that are due by `horizon_ms`, first come those due first; None if none is.
+
+        None, too, for a time before the mark's: the mark would pass by messages that are due in between.
+        """
         mark = self._mark
         assert mark is not None  # noqa: S101 - refreshed before
+        if horizon_ms < mark.due_ms:
+            return None
         parts = []
         late = []
         for run in self._runs:
