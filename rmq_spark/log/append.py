@@ -13,7 +13,6 @@ whichever try lands, it lands once. Overtaken in 5: the folded state says whethe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final, NoReturn
 
 from rmq_spark.clock import Clock
@@ -21,7 +20,6 @@ from rmq_spark.errors import (
     ExistsError,
     FencedError,
     LostRaceError,
-    NotFoundError,
     OutcomeUnknownError,
     RmqError,
     UnavailableError,
@@ -30,6 +28,7 @@ from rmq_spark.log.announce import Helped, is_offerable
 from rmq_spark.log.ask import Asker
 from rmq_spark.log.core_folds import CORE_FOLDS
 from rmq_spark.log.disk_gauge import DiskGauge
+from rmq_spark.log.durability import Durability
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.message_batch import MessageBatch
@@ -68,6 +67,7 @@ class Appender:
         self._pace = Pace(clock, settings.clock_ahead_max_ms)
         self._gauge = DiskGauge(view.storage, settings.disk_full_ratio, clock)
         self._offers = Offers(view, self._pace, clock)
+        self._durability = Durability(view, settings.flush)
         self._asker = Asker(view, self._handle, self._offers)
         self._has_turns = False
         """Whether the storage has a turn to wait for; known once it was had."""
@@ -149,7 +149,7 @@ class Appender:
         if offer is None or offer.landed is None:
             return False
         landed = offer.landed
-        self._secure_up_to(landed.slot)
+        self._durability.up_to(landed.slot)
         for request in todo:
             request.land_by_others(landed, request.offered_row)
         return True
@@ -189,7 +189,7 @@ class Appender:
         if attempt.outcome is not Outcome.LANDED:
             request.attempt = None
             return False
-        self._secure(attempt)
+        self._durability.of(attempt.slot)
         request.landed = attempt.landed
         request.repeated, request.settled = not written_now, True
         return True
@@ -201,7 +201,7 @@ class Appender:
         if offer.outcome is Outcome.FORGOTTEN:
             raise OutcomeUnknownError("the log no longer records the outcome of this append: the writer slept too long")
         if offer.landed is not None:
-            self._secure_up_to(offer.landed.slot)
+            self._durability.up_to(offer.landed.slot)
             request.land_by_others(offer.landed, earlier.offered_row)
             request.repeated = True
             return True
@@ -245,7 +245,7 @@ class Appender:
                 if rows is None:
                     return self._answer(state, todo)
                 attempt = self._plan(state, rows, todo, helped)
-                if self._settings.flush is Flush.SYNC and not self._settle_predecessors(state):
+                if not self._durability.before(state):
                     attempt.become(Outcome.LOST)
                     return False
                 self._create_and_confirm(attempt, deadline)
@@ -427,38 +427,6 @@ class Appender:
                     raise
             self._clock.sleep(pause)
             pause = min(pause * 2, 1.0)
-
-    def _settle_predecessors(self, state: LogState) -> bool:
-        """Make `async` commits before this one durable; False: they were rolled meanwhile, the view is fresh again."""
-        if state.durable >= state.offset:
-            return True
-        view = self._view
-        firsts = [first for first in state.commits.from_offset(state.durable) if first >= state.durable]
-        try:
-            view.storage.sync([paths.commit(view.root, first) for first in firsts])
-        except NotFoundError:
-            mark = view.mark
-            state.undo_trial()
-            view.refresh()
-            if view.mark is mark:
-                raise
-            return False
-        return True
-
-    def _secure(self, attempt: Attempt) -> None:
-        """A commit that was found by reading may lack its flush: its create did not return."""
-        if self._settings.flush is Flush.SYNC:
-            with suppress(NotFoundError):  # rolled since, into a durable segment
-                self._view.storage.sync([paths.commit(self._view.root, attempt.slot)])
-
-    def _secure_up_to(self, slot: int) -> None:
-        """What another handle has landed for us may be `async`: make it durable, if we have to."""
-        state = self._view.state
-        if self._settings.flush is Flush.SYNC and state.durable <= slot:
-            firsts = [first for first in state.commits.from_offset(state.durable) if state.durable <= first <= slot]
-            for first in firsts:
-                with suppress(NotFoundError):  # rolled since, into a durable segment
-                    self._view.storage.sync([paths.commit(self._view.root, first)])
 
     # ------------------------------------------------------------ outcomes
 

@@ -37,6 +37,11 @@ ROWS_MAX: Final = 100_000
 """Messages of one commit: few at first, because their size is not known before they are read, then as many as make
 `BYTES_AIM`."""
 BYTES_AIM: Final = 32 * 1024 * 1024
+GROWTH: Final = 32
+"""How many times as many messages the next read may have."""
+AHEAD_MS: Final = 5_000
+AHEAD_STEPS: Final = 2
+"""What is due within so long is read ahead, as much as goes into so many commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,9 @@ class BrokerTimers:
         self._reader = PointReader(log)
         self._rows = ROWS_FIRST
         self._rebuilt = False
+        self._ahead: tuple[I64, pa.RecordBatch | None] = (np.empty(0, np.int64), None)
+        """Log offsets, rising, and messages that were read before they were due."""
+        self._may_read_more = False
 
     def run_once(self) -> None:
         """Deliver everything that is due now, unless another copy is at it.
@@ -81,11 +89,16 @@ class BrokerTimers:
             look = self._look()
             now = max(look.log_ms, self.log.clock.now_ms())
             due = self.index.next_due()
-            if due is None or due > now or (look.lease_ms > now and now - due < service_lease.TAKEOVER_MS):
+            if due is None or (look.lease_ms > now and now - due < service_lease.TAKEOVER_MS):
+                return
+            if due > now:
+                if due <= now + AHEAD_MS:
+                    self._read_ahead(now, look.levels)
                 return
             step = self.index.due(now, self._rows)
-            if step is not None:
-                self._deliver(look, step)
+            if step is None:
+                return
+            self._deliver(look, step)
 
     def next_due_ms(self) -> int | None:
         """When the next message is due that this copy knows of."""
@@ -129,19 +142,43 @@ class BrokerTimers:
         return look
 
     def _deliver(self, look: _Look, step: Step) -> None:
-        messages = self._fetch(step.commit, step.due, look.levels)
-
         def renewal(state: LogState) -> list[tuple[str, Mapping[str, Any]]]:
             return service_lease.renewal(state, timer.SERVICE, self._holder)
 
+        messages = self._read(step.due, step.commit, max(look.log_ms, self.log.clock.now_ms()), look.levels)
         copies = delivered(messages, step.due)
         try:
             self.delivered += self.log.decide(timer.deliver(look.mark, step.after, copies, renewal)).answer
         except (PreconditionFailedError, OutcomeUnknownError):
             # Another copy was faster, or the clock went back, or it may have landed: the mark says what is left.
             self.log.clock.sleep(0.001)
+
+    def _read_ahead(self, now_ms: int, levels: Levels) -> None:
+        """Read what is due soon, while there is time: as much as can be kept, once their size is known."""
+        due, commit = self.index.soon(now_ms + AHEAD_MS, 1)
+        self._read(due, commit, now_ms, levels)
+        while self._may_read_more:
+            self._ahead = (np.empty(0, np.int64), None)
+            self._read(due, commit, now_ms, levels)
+
+    def _read(self, due: I64, commit: I64, now_ms: int, levels: Levels) -> pa.RecordBatch:
+        """The given messages. Those that are due next are read along with them, for later steps.
+
+        Messages that are due at the same time may lie anywhere in the log: a file is read once for many of them.
+        """
+        known, messages = self._ahead
+        at = np.searchsorted(known, commit)
+        if messages is not None and (at < len(known)).all() and np.array_equal(known[at], commit):
+            return messages.take(pa.array(at))
+        limit = AHEAD_STEPS * self._rows
+        next_due, next_commit = self.index.soon(now_ms + AHEAD_MS, limit)
+        known, first = np.unique(np.concatenate((commit, next_commit)), return_index=True)
+        messages = self._fetch(known, np.concatenate((due, next_due))[first], levels)
         size = max(1, messages.nbytes // messages.num_rows)
-        self._rows = max(1, min(4 * self._rows, ROWS_MAX, BYTES_AIM // size))
+        self._rows = max(1, min(GROWTH * self._rows, ROWS_MAX, BYTES_AIM // size))
+        self._ahead = (known, messages)
+        self._may_read_more = len(next_due) == limit and limit < AHEAD_STEPS * self._rows
+        return messages.take(pa.array(np.searchsorted(known, commit)))
 
     def _fetch(self, commit: I64, due: I64, levels: Levels) -> pa.RecordBatch:
         """The parked messages at these log offsets, checked to be what the index says they are."""

@@ -162,11 +162,14 @@ class TimerIndex:
         return sum(len(run.due) - run.at for run in self._runs)
 
     def due(self, horizon_ms: int, limit: int) -> Step | None:
-        """Up to `limit` pending messages that are due by `horizon_ms`, first come those due first; None if none is."""
+        """Up to `limit` pending messages that are due by `horizon_ms`, first come those due first; None if none is.
+
+        None, too, for a time before the mark's: the mark would pass by messages that are due in between.
+        """
         mark = self._mark
         assert mark is not None  # noqa: S101 - refreshed before
         if horizon_ms < mark.due_ms:
-            return self._due_before_mark(mark, horizon_ms, limit)
+            return None
         parts = []
         late = []
         for run in self._runs:
@@ -191,25 +194,18 @@ class TimerIndex:
         chosen = slice(0, limit)
         return Step(due[chosen], commit[chosen], Progress(number, *key, self.frontier, self._floor(mark)))
 
-    def _due_before_mark(self, mark: Progress, horizon_ms: int, limit: int) -> Step | None:
-        """As `due`, when the clock is behind the mark's own time.
-
-        What lies behind the mark's position and comes before its key may be due or not; the position cannot pass over
-        one that is not, so only those before it go out.
-        """
-        runs = [(run.due[run.at : run.below(mark.key)], run.commit[run.at : run.below(mark.key)]) for run in self._runs]
-        if not runs:
-            return None
-        due, commit = (np.concatenate(column) for column in zip(*runs, strict=True))
-        order = np.argsort(commit)
-        due, commit = due[order], commit[order]
-        later = np.flatnonzero(due > horizon_ms)
-        count = min(limit, int(later[0]) if len(later) else len(commit))
-        if not count:
-            return None
-        position = int(commit[count]) if count < len(commit) else self.frontier
-        after = Progress(mark.number + 1, mark.due_ms, mark.offset, position, mark.floor)
-        return self._select(commit[:count], after)
+    def soon(self, horizon_ms: int, limit: int) -> tuple[I64, I64]:
+        """Due times and log offsets of the first pending messages that are due by `horizon_ms`."""
+        parts = [
+            (run.due[run.at : stop][:limit], run.commit[run.at : stop][:limit])
+            for run in self._runs
+            if (stop := int(np.searchsorted(run.due, horizon_ms, "right"))) > run.at
+        ]
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        due, commit = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.lexsort((commit, due))[:limit]
+        return due[order], commit[order]
 
     def below(self, offset: int, limit: int) -> tuple[I64, I64, int]:
         """Pending messages below a log offset: due times, log offsets, and up to where these are all of them."""

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rmq_spark.errors import InvalidRequestError, PreconditionFailedError
@@ -141,6 +141,7 @@ MESSAGES = st.lists(st.integers(0, 30), min_size=0, max_size=40)
 
 @settings(max_examples=300, deadline=None)
 @given(dues=MESSAGES, ends=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(1, 5))))
+@example(dues=[0, 2, 0, 1], ends=[(2, 2, 1), (4, 0, 1)])  # a time before the mark's
 def test_whatever_is_seen_when_each_message_is_settled_once_and_never_early(dues, ends):
     """Deliverers that have indexed up to `end` at time `now` deliver up to `limit` at once, in any order of views."""
     due, commit = np.array(dues, np.int64), np.arange(len(dues), dtype=np.int64)
