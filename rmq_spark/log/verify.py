@@ -21,10 +21,17 @@ from rmq_spark.log.fold import Fold
 from rmq_spark.log.marks import Mark, SegmentRef, read_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import Progress, no_progress
-from rmq_spark.log.rows import check_described, join_described, queue_offsets
+from rmq_spark.log.rows import check_described, queue_offsets
 from rmq_spark.log.snapshot import comparable, floor_state, load_snapshot, read_payloads
 from rmq_spark.log.state import LogState, parts_of
-from rmq_spark.log.verify_files import DESCRIBED, FEW_ROWS, ReadAhead, check_few_rows
+from rmq_spark.log.verify_files import (
+    DESCRIBED,
+    FEW_ROWS,
+    ReadAhead,
+    check_counts,
+    check_few_rows,
+    check_references,
+)
 from rmq_spark.log.view import check_link, read_records
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -200,7 +207,7 @@ class _Verifier:
                 self._segment_rows(meta, segment)
                 if before is not None and meta.doc["prev"] != before.doc["last"]:
                     raise meta.corrupt("chain is broken between segments")
-                _check_counts(meta, queues)
+                check_counts(meta, queues)
                 before = meta
             except (RmqError, *_UNREADABLE) as error:
                 self._damage(path, _text(error), first=segment.first, end=segment.end)
@@ -332,7 +339,7 @@ class _Verifier:
             raise meta.corrupt("queue offsets do not continue where the log left them")
         if files:
             found = [self._row_file(meta, file) for file in files]
-            _check_references(meta, [file for file in found if file is not None])
+            check_references(meta, [file for file in found if file is not None])
         else:
             self._check_rows(meta, reader)
         state.apply(meta, read_records(self._storage, meta, state))
@@ -490,30 +497,6 @@ class _Verifier:
 
     def _warn(self, path: str, problem: str) -> None:
         self._report.findings.append(Finding(path=path, problem=problem, damage=False))
-
-
-def _check_counts(meta: FileMeta, before: Queues | None) -> None:
-    """A segment goes on where `before` ended (None: not known, for damage), which then counts its rows, too."""
-    if before is None:
-        return
-    if not np.array_equal(before.number(meta.runs, _ONE_PART), meta.bases):
-        raise meta.corrupt("queue offsets do not continue where the log left them")
-    before.advance(meta.runs, _ONE_PART)
-
-
-def _check_references(meta: FileMeta, files: list[FileMeta]) -> None:
-    """A commit says of its row files what they say themselves; not checked if one is damaged."""
-    named = meta.doc["files"]
-    if len(files) < len(named):
-        return
-    runs, ids = join_described(files)
-    said = meta.runs
-    same = said.topics == runs.topics and meta.doc["ids"] == ids
-    for name in ("topic", "queue", "rows", "tag_counts", "tag_codes"):
-        same = same and np.array_equal(getattr(said, name), getattr(runs, name))
-    counts = [[file.rows, file.size, len(file.runs.rows)] for file in files]
-    if not same or [entry[2:5] for entry in named] != counts or sum(file.rows for file in files) != meta.rows:
-        raise meta.corrupt("commit describes its row files wrongly")
 
 
 def _text(error: Exception) -> str:

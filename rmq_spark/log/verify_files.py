@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from rmq_spark.log import bloom
 from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.queues import Queues
+from rmq_spark.log.rows import join_described
 from rmq_spark.log.schema import ROWS
 from rmq_spark.model.java_hash import java_hash
 from rmq_spark.storage.base import Storage
@@ -19,6 +22,7 @@ SMALL_BYTES: Final = 128 * 1024
 AHEAD_FILES: Final = 128
 """How many at once: together 16 MiB at most, and enough to keep a bucket's 16 connections busy."""
 
+_ONE_PART: Final = [-1]
 FEW_ROWS: Final = 8
 """Up to so many rows plain Python is quicker than arrays: 15 times for one row."""
 
@@ -98,3 +102,27 @@ def _read_columns(meta: FileMeta, reader: pa.ipc.RecordBatchFileReader) -> list[
     if not batch.num_rows == meta.rows == sum(meta.runs.rows.tolist()) or reader.num_record_batches != 1:
         raise meta.corrupt("file has another number of rows than its metadata says", rows=batch.num_rows)
     return [batch.column(place).to_pylist() for place in _DESCRIBED_PLACES]
+
+
+def check_counts(meta: FileMeta, before: Queues | None) -> None:
+    """A segment goes on where `before` ended (None: not known, for damage), which then counts its rows, too."""
+    if before is None:
+        return
+    if not np.array_equal(before.number(meta.runs, _ONE_PART), meta.bases):
+        raise meta.corrupt("queue offsets do not continue where the log left them")
+    before.advance(meta.runs, _ONE_PART)
+
+
+def check_references(meta: FileMeta, files: list[FileMeta]) -> None:
+    """A commit says of its row files what they say themselves; not checked if one is damaged."""
+    named = meta.doc["files"]
+    if len(files) < len(named):
+        return
+    runs, ids = join_described(files)
+    said = meta.runs
+    same = said.topics == runs.topics and meta.doc["ids"] == ids
+    for name in ("topic", "queue", "rows", "tag_counts", "tag_codes"):
+        same = same and np.array_equal(getattr(said, name), getattr(runs, name))
+    counts = [[file.rows, file.size, len(file.runs.rows)] for file in files]
+    if not same or [entry[2:5] for entry in named] != counts or sum(file.rows for file in files) != meta.rows:
+        raise meta.corrupt("commit describes its row files wrongly")
