@@ -152,8 +152,11 @@ class GroupQueues:
         """
         started: dict[MessageQueue, Start] = {}
         for broker, mine in by_broker(dict.fromkeys(queues, None)).items():
-            rule = queue_lease.take(self._group, self._member, mine, self._settings.lease_ms)
-            got = decide(self.log(broker), rule)
+            log = self.log(broker)
+            # A decision that writes nothing is made on what this handle has seen: it might not know of a queue that
+            # was given back.
+            log.refresh()
+            got = decide(log, queue_lease.take(self._group, self._member, mine, self._settings.lease_ms))
             found = {MessageQueue(topic, broker, queue): taken for (topic, queue), taken in got.items()}
             offsets = self.start_offsets({queue: taken.offset for queue, taken in found.items()})
             new = {queue: taken for queue, taken in found.items() if taken.offset is None}
