@@ -15,7 +15,7 @@ from rmq_spark.client.consumer_settings import ConsumerSettings
 from rmq_spark.client.store import Store
 from rmq_spark.client.time_search import QueueTimes
 from rmq_spark.errors import OutcomeUnknownError
-from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.commit_log import AppendResult, CommitLog, Decided
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.request import Rule
 from rmq_spark.log.view import LogView
@@ -152,8 +152,11 @@ class GroupQueues:
         """
         started: dict[MessageQueue, Start] = {}
         for broker, mine in by_broker(dict.fromkeys(queues, None)).items():
-            rule = queue_lease.take(self._group, self._member, mine, self._settings.lease_ms)
-            got = decide(self.log(broker), rule)
+            log = self.log(broker)
+            # A decision that writes nothing is made on what this handle has seen: it might not know of a queue that
+            # was given back.
+            log.refresh()
+            got = decide(log, queue_lease.take(self._group, self._member, mine, self._settings.lease_ms))
             found = {MessageQueue(topic, broker, queue): taken for (topic, queue), taken in got.items()}
             offsets = self.start_offsets({queue: taken.offset for queue, taken in found.items()})
             new = {queue: taken for queue, taken in found.items() if taken.offset is None}
@@ -181,14 +184,12 @@ class GroupQueues:
         progress: Mapping[MessageQueue, Progress],
         *,
         release: Collection[MessageQueue] = (),
-        rows: MessageBatch | None = None,
     ) -> set[MessageQueue]:
         """Commit offsets of queues whose leases are held; returns those that were lost.
 
         Args:
             progress: epoch and offset by queue.
             release: those of them to give back.
-            rows: messages that land with the offsets, if no lease is lost; then all queues are of one broker.
 
         Raises:
             RmqError: as `CommitLog.decide`; what was committed on other brokers stays.
@@ -200,10 +201,24 @@ class GroupQueues:
                 self._member,
                 mine,
                 release=[(queue.topic, queue.queue_id) for queue in release if queue.broker == broker],
-                rows=rows,
             )
             lost.update(_on(broker, decide(self.log(broker), rule)))
         return lost
+
+    def commit_with(
+        self, broker: str, progress: Mapping[MessageQueue, Progress], rows: MessageBatch | None
+    ) -> tuple[set[MessageQueue], AppendResult]:
+        """As `commit` of queues of one broker, with messages that land with the offsets if no lease was lost.
+
+        Returns:
+            The queues that were lost, and what the messages were given.
+
+        Raises:
+            RmqError: as `CommitLog.decide`.
+        """
+        rule = queue_lease.commit(self._group, self._member, by_broker(progress)[broker], rows=rows)
+        decided = decide_surely(self.log(broker), rule)
+        return _on(broker, decided.answer), decided.result
 
     def append(self, queue: MessageQueue, epoch: int, rows: MessageBatch) -> bool:
         """Append messages to the queue's broker if its lease is held; returns whether it is.
@@ -256,6 +271,15 @@ class GroupQueues:
 
 
 def decide(log: CommitLog, rule: Rule[Answer]) -> Answer:
+    """The answer of a decision.
+
+    Raises:
+        RmqError: as `CommitLog.decide`.
+    """
+    return decide_surely(log, rule).answer
+
+
+def decide_surely(log: CommitLog, rule: Rule[Answer]) -> Decided[Answer]:
     """Ask for a decision, and again while its outcome is not known.
 
     Raises:
@@ -263,10 +287,10 @@ def decide(log: CommitLog, rule: Rule[Answer]) -> Answer:
     """
     for _ in range(UNKNOWN_TRIES - 1):
         try:
-            return log.decide(rule).answer
+            return log.decide(rule)
         except OutcomeUnknownError:
             continue  # the same rule again lands once, and gives the same answer
-    return log.decide(rule).answer
+    return log.decide(rule)
 
 
 def by_broker(values: Mapping[MessageQueue, Value]) -> dict[str, dict[Queue, Value]]:

@@ -114,11 +114,11 @@ class ProcessQueue:
             self._turn_taken = True
             return True
 
-    def end_turn(self) -> bool:
-        """The caller has consumed enough; returns whether messages wait."""
+    def end_turn(self, now_ns: int) -> bool:
+        """The caller has consumed enough; returns whether there are messages that may be handed out."""
         with self._lock:
             self._turn_taken = False
-            return bool(self._waiting) and self.dropped_ns is None
+            return bool(self._waiting) and self.dropped_ns is None and self._is_trusted(now_ns)
 
     # ------------------------------------------------------------ progress and lease
 

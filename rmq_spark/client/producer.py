@@ -2,115 +2,128 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import logging
+import os
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Final
 
+import pyarrow as pa
+
+from rmq_spark.client import table_rows
+from rmq_spark.client.async_sender import AsyncSender
 from rmq_spark.client.check_answers import CheckAnswers, Checker
 from rmq_spark.client.compression import compress
+from rmq_spark.client.prepared import Prepared
+from rmq_spark.client.recall import recall
+from rmq_spark.client.send_result import SendHook, SendResult, SendStatus
 from rmq_spark.client.store import AUTO_CREATE_QUEUES, Store, Topic
 from rmq_spark.client.transaction import Transaction
-from rmq_spark.errors import InvalidRequestError, NotFoundError, OutcomeUnknownError, RmqError
+from rmq_spark.errors import ClosedError, InvalidRequestError, NotFoundError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import UNCLEAR_REMEMBERED, AppendResult
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model import names, times
 from rmq_spark.model.message import Message
 from rmq_spark.model.message_id import UniqueIds, own_address
 from rmq_spark.model.message_row import MessageRow
-from rmq_spark.rules import delay, recall_handle, routing, system_topics, timer
+from rmq_spark.rules import delay, recall_handle, routing, system_topics
 from rmq_spark.rules.transaction import IMMUNITY_MS
 
-DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
-"""RocketMQ's name for producers that belong to no group."""
-ROUTE_SECONDS = 30
+__all__ = ["Prepared", "Producer", "SendHook", "SendResult", "SendStatus"]
+
+ROUTE_SECONDS: Final = 30
 """How long a topic's queues are remembered, as RocketMQ's clients poll routes."""
+SEND_TIMEOUT_SECONDS: Final = 3.0
+"""No further attempt is made after so long (RocketMQ: `sendMsgTimeout`, for all attempts together)."""
+RETRIES: Final = 2
+"""Attempts after the first one (RocketMQ: `retryTimesWhenSendFailed`)."""
+DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
+
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendResult:
-    """Where a message went. With `buffered` flush the offsets are None: it is not in the log yet.
-
-    A delayed message has no `queue_offset`: it gets one when it is delivered. Until then it waits at `commit_offset`.
-    """
-
-    msg_id: str
-    topic: str
-    broker: str
-    queue_id: int
-    queue_offset: int | None
-    commit_offset: int | None
-    store_timestamp_ms: int | None
-    recall_handle: str | None = None
-    """What `Producer.recall` takes, for messages with a delivery time that wait."""
-    transaction_id: str | None = None
-    """The transaction that the message is part of; it becomes visible when that is committed."""
-
-
-@dataclass(slots=True)
-class _Prepared:
-    """Messages that have their queues and ids; a repeated send must not draw new ones."""
-
-    messages: tuple[Message, ...]
-    broker: str
-    placed: list[tuple[str, int]]
-    """Id and queue of each; a delayed message waits elsewhere until it gets there."""
-    rows: list[MessageRow]
-    batch: MessageBatch
-    result: AppendResult | None = None
-    """Set once they landed; a send may be interrupted after that, too."""
-
-    def waits(self, row: int) -> bool:
-        """Whether a message is delayed."""
-        return system_topics.is_waiting(self.rows[row].topic)
+@dataclass(frozen=True, slots=True)
+class _Route:
+    at_ns: int
+    topic: Topic
+    queues: list[routing.Place]
 
 
 class Producer:
     """Sends messages to a store. Safe to use from many threads: concurrent sends share commits.
 
+    An attempt that fails is made again, on another broker if there is one, up to two times within `timeout`. The ids of
+    messages stay, so a consumer can tell a message that came twice.
+
     Args:
         store: an open store.
+        group: the producer group; producers of a transaction are found by it.
         auto_create: create unknown topics with 4 queues, as RocketMQ's brokers do by default.
         compress_over_bytes: compress bodies of at least so many bytes (RocketMQ: 4096); None never does.
         delays: delay levels, and how far ahead a delivery time may be; by default the store's settings count.
-        group: the producer group; any producer of it may be asked about the group's transactions.
         checker: tells what has become of a transaction, from its first message. With one, the producer answers the
             questions of the transaction check, in a thread of its own, until it is closed.
         check_immunity: how long nobody asks about a new transaction, in seconds (RocketMQ: 6).
+        timeout: after so many seconds, or a `timedelta`, no further attempt is made.
+        retries: attempts after the first one.
+        avoid_slow: leave out brokers that were slow or failed for a while (RocketMQ: `sendLatencyFaultEnable`).
+        hooks: see every send.
+
+    Raises (on making):
+        InvalidRequestError: an illegal group name or time.
     """
 
     def __init__(
         self,
         store: Store,
         *,
+        group: str = DEFAULT_GROUP,
         auto_create: bool = True,
         compress_over_bytes: int | None = None,
         delays: delay.DelaySettings | None = None,
-        group: str = DEFAULT_GROUP,
         checker: Checker | None = None,
         check_immunity: timedelta | float = IMMUNITY_MS / 1000,
+        timeout: timedelta | float = SEND_TIMEOUT_SECONDS,
+        retries: int = RETRIES,
+        avoid_slow: bool = False,
+        hooks: Sequence[SendHook] = (),
     ) -> None:
         self._store = store
+        self.group = names.check_group(group)
         self._auto_create = auto_create
         self._compress_over = compress_over_bytes
         self._delays = delays or delay.DelaySettings(delay_max_ms=store.settings.timer_max_delay_ms or None)
-        self._group = names.check_group(group)
         self._immunity_ms = times.duration_ms(check_immunity, "check_immunity")
+        self._timeout_ns = times.duration_ms(timeout, "timeout") * 1_000_000
+        self._retries = retries
+        self._latency = routing.BrokerLatency() if avoid_slow else None
+        self._hooks = tuple(hooks)
         self._ids = UniqueIds(store.clock)
         self._host = own_address()
+        self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._routes: dict[str, tuple[int, Topic]] = {}
+        self._routes: dict[str, _Route] = {}
         self._turns = routing.RoundRobin(lambda: int(store.clock.token()[-8:], 16))
-        self._unclear: dict[tuple[int, ...], _Prepared] = {}
+        self._unclear: dict[tuple[int, ...], Prepared] = {}
         """Sends whose outcome is not known, by the identity of their messages."""
-        self._answers = None if checker is None else CheckAnswers(store, self._group, checker)
+        self._async: AsyncSender | None = None
+        self._at_exit: Callable[[], None] | None = None
+        self._answers = None if checker is None else CheckAnswers(store, self.group, checker)
         if self._answers is not None:
             self._answers.start()
 
     def __repr__(self) -> str:
         return f"Producer({self._store!r}, auto_create={self._auto_create})"
+
+    # ------------------------------------------------------------ sending
 
     def send(self, message: Message, *, transaction: Transaction | None = None) -> SendResult:
         """Send one message and return where it is; with `transaction` it is invisible until that is committed.
@@ -120,11 +133,11 @@ class Producer:
             InvalidRequestError: the topic is reserved, or has no queue of the number asked for; or the delivery
                 time is too far ahead.
             PreconditionFailedError: the transaction is not open any more; nothing was written.
-            RmqError: as `CommitLog.append` says.
+            RmqError: as `CommitLog.append` says, of the last attempt.
         """
         if transaction is not None:
             return self._send_half(message, transaction)
-        return self.send_batch([message])[0]
+        return self.send_batch((message,))[0]
 
     def begin_transaction(self) -> Transaction:
         """A transaction whose messages, of any topics of one broker, become visible together or never.
@@ -132,7 +145,7 @@ class Producer:
         Leave it by `commit` or `rollback`. As a context manager it is rolled back by an exception; when it is left
         without either, it stays open, and the checker is asked about it later.
         """
-        return Transaction(self._store, self._group, self._ids.draw()[0], self._immunity_ms)
+        return Transaction(self._store, self.group, self._ids.draw()[0], self._immunity_ms)
 
     def recall(self, sent: SendResult | str) -> None:
         """Keep a message with a delivery time from being delivered. The same again changes nothing.
@@ -145,51 +158,7 @@ class Producer:
                 recall either; or the handle is none.
             PreconditionFailedError: the message is due, so it may have been delivered.
         """
-        handle = sent.recall_handle if isinstance(sent, SendResult) else sent
-        if handle is None:
-            raise InvalidRequestError(
-                "the message cannot be recalled; only those that were sent with delay or deliver_at can, until then"
-            )
-        broker, recalled = recall_handle.parse(handle)
-        if broker not in self._store.brokers():
-            raise InvalidRequestError("the recall handle names an unknown broker", broker=broker)
-        self._store.log(broker, timer.TimerProgress).decide(timer.recall(recalled))
-
-    def close(self) -> None:
-        """End the thread that answers questions about transactions, if there is one."""
-        if self._answers is not None:
-            self._answers.close()
-
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _send_half(self, message: Message, transaction: Transaction) -> SendResult:
-        if message.delay_level > 0:
-            raise InvalidRequestError(
-                "a message of a transaction cannot have a delay level; give it delay or deliver_at",
-                topic=message.topic,
-            )
-        now = self._store.clock.now_ms()
-        asked = delay.of_message(message, now)
-        delay.check_delay(asked, now, self._delays)
-        broker, queue = self._place(message, transaction.broker or "")
-        row = self._row(message, queue, message.msg_id or self._ids.draw()[0], now)
-        result = transaction.add(broker, row, asked.deliver_ms)
-        return SendResult(
-            msg_id=row.msg_id,
-            topic=message.topic,
-            broker=broker,
-            queue_id=queue,
-            queue_offset=None,
-            commit_offset=None if result.commit_offsets is None else int(result.commit_offsets[0]),
-            store_timestamp_ms=result.store_ms,
-            transaction_id=transaction.id,
-        )
+        recall(self._store, sent.recall_handle if isinstance(sent, SendResult) else sent)
 
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
         """Send messages of any topics as one atomic commit; all of them go to one broker.
@@ -201,15 +170,108 @@ class Producer:
         """
         if not messages:
             raise InvalidRequestError("a batch needs at least one message")
+        if not self._hooks:
+            return self._send_batch(messages)
+        for hook in self._hooks:
+            hook.before(messages)
+        try:
+            results = self._send_batch(messages)
+        except BaseException as error:
+            for hook in self._hooks:
+                hook.after(messages, None, error)
+            raise
+        for hook in self._hooks:
+            hook.after(messages, results, None)
+        return results
+
+    def send_async(self, message: Message) -> Future[SendResult]:
+        """Send one message soon, together with others; the future has its result.
+
+        Messages that one thread sends keep their order for each topic and queue. When 50,000 messages wait, it blocks.
+
+        Raises:
+            ClosedError: the producer was closed, or made before a fork.
+        """
+        return self._sender().put(message)
+
+    async def asend(self, message: Message) -> SendResult:
+        """As `send`, for asyncio.
+
+        Raises:
+            as `send`.
+        """
+        return await asyncio.wrap_future(self.send_async(message))
+
+    def send_oneway(self, message: Message) -> None:
+        """Send one message soon; a failure is only logged.
+
+        Raises:
+            ClosedError: the producer was closed, or made before a fork.
+        """
+        self._sender().put(message).add_done_callback(_log_failure)
+
+    def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> int:
+        """Send the rows of a table as messages of `topic`, and return how many; rows of a queue keep their order.
+
+        Columns are `body`, and where wanted `tags`, `keys`, `flag`, `properties` (a map), `queueId`, `msgId` and
+        `bornTimestamp`. A large table becomes several commits, of at most 100,000 rows and about 32 MiB each.
+
+        Raises:
+            InvalidRequestError: an unknown column, or a value that a message must not have; parts before it stay sent.
+            RmqError: as `send`; the parts before it stay sent. The error's notes say how many rows that are.
+        """
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        table_rows.check_table(table)
+        sent = 0
+        for part in table_rows.parts(table):
+            broker, batch = self._table_part(topic, part)
+            try:
+                self._try(partial(self._append_once, broker, batch))
+            except RmqError as error:
+                error.add_note(f"{sent} of {table.num_rows} rows were sent before it")
+                raise
+            sent += part.num_rows
+        return sent
+
+    def flush(self) -> None:
+        """Wait until everything that `send_async` and `send_oneway` were given is sent, or has failed."""
+        with self._lock:
+            sender, self._async = self._async, None
+        if sender is not None:
+            sender.close()
+
+    def close(self) -> None:
+        """Send what waits. The producer can be used again; the store is closed by whoever opened it."""
+        if os.getpid() == self._pid:  # a fork has no thread that sends
+            self.flush()
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+            self._at_exit = None
+        if self._answers is not None:
+            self._answers.close()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ attempts
+
+    def _send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
         key = tuple(map(id, messages))
         with self._lock:
             prepared = self._unclear.get(key)
         if prepared is None:
-            prepared = self._prepare(messages)
+            prepared = self.prepare(messages)
         try:
             if prepared.result is None:
-                prepared.result = self._store.log(prepared.broker).append(prepared.batch)
-            results = self._results(messages, prepared, prepared.result)
+                self._attempt(prepared)
+            assert prepared.result is not None  # noqa: S101 - an attempt gives a result or raises
+            results = self.results(prepared, prepared.result)
             self._forget(key)
         except BaseException as error:
             if isinstance(error, RmqError) and not isinstance(error, OutcomeUnknownError):
@@ -219,7 +281,58 @@ class Producer:
             raise
         return results
 
-    def _remember(self, key: tuple[int, ...], prepared: _Prepared) -> None:
+    def land(self, prepared: Prepared) -> list[SendResult]:
+        """Send what was prepared.
+
+        Raises:
+            as `send`.
+        """
+        self._attempt(prepared)
+        assert prepared.result is not None  # noqa: S101 - an attempt gives a result or raises
+        return self.results(prepared, prepared.result)
+
+    def _attempt(self, prepared: Prepared) -> None:
+        """Append until it lands: elsewhere if nothing was written, the same again if that is not known."""
+
+        def append() -> None:
+            prepared.result = self._append_once(prepared.broker, prepared.batch)
+
+        def change(error: RmqError) -> None:
+            if not isinstance(error, OutcomeUnknownError):
+                # In place: should the next attempt end unclear, it is this one that must be repeated.
+                new = self._prepared(prepared.messages, prepared.ids, "", avoid=prepared.broker)
+                prepared.broker, prepared.queues = new.broker, new.queues
+                prepared.rows, prepared.batch = new.rows, new.batch
+
+        self._try(append, change)
+
+    def _try(self, append: Callable[[], object], change: Callable[[RmqError], None] = lambda _: None) -> None:
+        deadline = self._store.clock.elapsed_ns() + self._timeout_ns
+        for left in reversed(range(self._retries + 1)):
+            try:
+                append()
+            except RmqError as error:
+                if not left or not error.retriable or self._store.clock.elapsed_ns() >= deadline:
+                    raise
+                change(error)
+            else:
+                return
+
+    def _append_once(self, broker: str, batch: MessageBatch) -> AppendResult:
+        if self._latency is None:
+            return self._store.log(broker).append(batch)
+        clock = self._store.clock
+        began = clock.elapsed_ns()
+        failed = True
+        try:
+            result = self._store.log(broker).append(batch)
+            failed = False
+            return result
+        finally:
+            now = clock.elapsed_ns()
+            self._latency.note(broker, (now - began) / 1e6, now / 1e6, failed=failed)
+
+    def _remember(self, key: tuple[int, ...], prepared: Prepared) -> None:
         with self._lock:
             self._unclear.pop(key, None)
             self._unclear[key] = prepared
@@ -231,63 +344,122 @@ class Producer:
             with self._lock:
                 self._unclear.pop(key, None)
 
-    def _results(self, messages: Sequence[Message], prepared: _Prepared, result: AppendResult) -> list[SendResult]:
-        queue_offsets = result.queue_offsets if result.queue_offsets is None else result.queue_offsets.tolist()
-        commits = result.commit_offsets if result.commit_offsets is None else result.commit_offsets.tolist()
-        return [
-            SendResult(
-                msg_id=msg_id,
-                topic=message.topic,
-                broker=prepared.broker,
-                queue_id=queue,
-                queue_offset=queue_offsets[row] if queue_offsets and not prepared.waits(row) else None,
-                commit_offset=commits[row] if commits else None,
-                store_timestamp_ms=result.store_ms,
-                recall_handle=recall_handle.of_row(prepared.broker, prepared.rows[row]),
-            )
-            for row, (message, (msg_id, queue)) in enumerate(zip(messages, prepared.placed, strict=True))
-        ]
+    # ------------------------------------------------------------ rows
 
-    def _prepare(self, messages: Sequence[Message]) -> _Prepared:
+    def prepare(self, messages: Sequence[Message], broker: str = "") -> Prepared:
+        """Give messages ids and queues of one broker, `broker` if it is named; nothing is written.
+
+        Raises:
+            as `send`, as far as it is about the messages.
+        """
+        drawn = self._ids.draw(len(messages))
+        ids = [message.msg_id or drawn[row] for row, message in enumerate(messages)]
+        return self._prepared(tuple(messages), ids, broker, avoid=None)
+
+    def _prepared(self, messages: tuple[Message, ...], ids: list[str], broker: str, avoid: str | None) -> Prepared:
         now = self._store.clock.now_ms()
-        drawn = iter(self._ids.draw(len(messages)))
-        broker = ""
-        placed: list[tuple[str, int]] = []
+        queues: list[int] = []
         rows: list[MessageRow] = []
-        for message in messages:
-            broker, queue = self._place(message, broker)
-            msg_id = message.msg_id or next(drawn)
-            placed.append((msg_id, queue))
+        for message, msg_id in zip(messages, ids, strict=True):
+            broker, queue = self._place(message, broker, avoid)
+            queues.append(queue)
             row = self._row(message, queue, msg_id, now)
-            rows.append(delay.park(row, delay.of_message(message, now), now, self._delays))
-        return _Prepared(tuple(messages), broker, placed, rows, MessageBatch.from_rows(rows))
+            rows.append(
+                delay.park(row, delay.of_message(message, now), now, self._delays) if message.is_delayed else row
+            )
+        # The messages were checked when they were made, and the engine adds nothing that could be refused.
+        return Prepared(messages, broker, ids, queues, rows, MessageBatch(list(rows)))
 
-    def _row(self, message: Message, queue: int, msg_id: str, now: int) -> MessageRow:
-        body, flags = compress(message.body, self._compress_over)
+    def _row(self, message: Message, queue: int, msg_id: str, now_ms: int) -> MessageRow:
+        over = self._compress_over
+        body, flags = (message.body, 0) if over is None else compress(message.body, over)
         return MessageRow(
-            topic=message.topic,
-            queue_id=queue,
-            msg_id=msg_id,
-            tags=message.tags,
-            keys=message.keys_text(),
-            body=body,
-            flag=message.flag,
-            sys_flag=flags,
-            born_ms=now if message.born_timestamp_ms is None else message.born_timestamp_ms,
-            born_host=self._host,
-            reconsume_times=0,
-            properties=list(message.stored_properties().items()),
+            message.topic,
+            queue,
+            msg_id,
+            message.tags,
+            message.keys_text(),
+            body,
+            message.flag,
+            flags,
+            now_ms if message.born_timestamp_ms is None else message.born_timestamp_ms,
+            self._host,
+            0,
+            list(message.stored_properties().items()),
         )
 
-    def _place(self, message: Message, broker: str) -> routing.Place:
+    def _send_half(self, message: Message, transaction: Transaction) -> SendResult:
+        if message.delay_level > 0:
+            raise InvalidRequestError(
+                "a message of a transaction cannot have a delay level; give it delay or deliver_at",
+                topic=message.topic,
+            )
+        now = self._store.clock.now_ms()
+        asked = delay.of_message(message, now)
+        delay.check_delay(asked, now, self._delays)
+        broker, queue = self._place(message, transaction.broker or "", None)
+        row = self._row(message, queue, message.msg_id or self._ids.draw()[0], now)
+        landed = transaction.add(broker, row, asked.deliver_ms)
+        offset = None if landed.commit_offsets is None else int(landed.commit_offsets[0])
+        return SendResult(
+            row.msg_id, message.topic, broker, queue, None, offset, landed.store_ms, transaction_id=transaction.id
+        )
+
+    def results(self, prepared: Prepared, result: AppendResult) -> list[SendResult]:
+        """What the sender of messages is told."""
+        count = len(prepared.rows)
+        none: list[int | None] = [None] * count
+        offsets = none if result.queue_offsets is None else result.queue_offsets.tolist()
+        commits = none if result.commit_offsets is None else result.commit_offsets.tolist()
+        status = SendStatus.BUFFERED if result.store_ms is None and not result.repeated else SendStatus.SEND_OK
+        return [
+            SendResult(
+                msg_id,
+                message.topic,
+                prepared.broker,
+                queue,
+                offset if row.topic is message.topic else None,  # a delayed message waits in another topic
+                commit,
+                result.store_ms,
+                status,
+                recall_handle.of_row(prepared.broker, row) if row.topic is not message.topic else None,
+            )
+            for message, msg_id, queue, row, offset, commit in zip(
+                prepared.messages, prepared.ids, prepared.queues, prepared.rows, offsets, commits, strict=False
+            )
+        ]
+
+    def _table_part(self, topic: str, part: pa.Table) -> tuple[str, MessageBatch]:
+        route = self._route(topic)
+        broker = routing.choose(
+            route.queues, self._turns.next(topic), latency=self._latency, now_ms=self._store.clock.elapsed_ns() / 1e6
+        )[0]
+        batch = table_rows.table_batch(
+            part,
+            topic,
+            route.topic.queues[broker],
+            self._turns.next(topic),
+            ids=self._ids,
+            host=self._host,
+            now_ms=self._store.clock.now_ms(),
+        )
+        return broker, batch
+
+    def _place(self, message: Message, broker: str, avoid: str | None) -> routing.Place:
         """The broker and queue of a message; `broker` is the one that others of its batch go to."""
-        queues = self._route(message.topic).message_queues()
-        if broker:
+        topic = message.topic
+        route = self._route(topic)
+        queues = route.queues
+        if (broker and len(route.topic.queues) > 1) or (broker and broker not in route.topic.queues):
             queues = [place for place in queues if place[0] == broker]
             if not queues:
-                raise InvalidRequestError("topics of one batch must share a broker", topic=message.topic, broker=broker)
+                raise InvalidRequestError("topics of one batch must share a broker", topic=topic, broker=broker)
+        in_turn = message.queue_id is None and message.sharding_key is None and message.priority is None
+        if in_turn and not broker and (avoid is not None or self._latency is not None):
+            now_ms = self._store.clock.elapsed_ns() / 1e6
+            return routing.choose(queues, self._turns.next(topic), avoid=avoid, latency=self._latency, now_ms=now_ms)
         return routing.place(
-            message.topic,
+            topic,
             queues,
             self._turns.next,
             queue_id=message.queue_id,
@@ -295,18 +467,43 @@ class Producer:
             priority=message.priority,
         )
 
-    def _route(self, name: str) -> Topic:
+    def _route(self, name: str) -> _Route:
         now = self._store.clock.elapsed_ns()
-        with self._lock:
-            known = self._routes.get(name)
-            if known is not None and now - known[0] < ROUTE_SECONDS * 1_000_000_000:
-                return known[1]
+        known = self._routes.get(name)
+        if known is not None and now - known.at_ns < ROUTE_SECONDS * 1_000_000_000:
+            return known
         system_topics.check_sendable(name)
         topic = self._store.find_topic(name)
         if topic is None and not self._auto_create:
             raise NotFoundError("no such topic; create it first", topic=name)
         if topic is None:
             topic = self._store.create_topic(name, queues=AUTO_CREATE_QUEUES)
-        with self._lock:
-            self._routes[name] = (now, topic)
-        return topic
+        route = self._routes[name] = _Route(now, topic, topic.message_queues())
+        return route
+
+    def _sender(self) -> AsyncSender:
+        if os.getpid() != self._pid:
+            raise ClosedError("the producer was made before a fork; open the store and make one in this process")
+        sender = self._async
+        if sender is None:
+            with self._lock:
+                if self._at_exit is None:
+                    self._at_exit = _closer(weakref.ref(self))
+                    atexit.register(self._at_exit)
+                sender = self._async = self._async or AsyncSender(self.send_batch)
+        return sender
+
+
+def _log_failure(future: Future[SendResult]) -> None:
+    error = None if future.cancelled() else future.exception()
+    if error is not None:
+        _log.warning("a message that was sent one way is lost: %s", error)
+
+
+def _closer(producer: weakref.ref[Producer]) -> Callable[[], None]:
+    def close() -> None:
+        found = producer()
+        if found is not None:
+            found.close()
+
+    return close

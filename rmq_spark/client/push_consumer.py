@@ -188,19 +188,7 @@ class PushConsumer:
         with self._lock:
             if self._engine is not None:
                 raise InvalidRequestError("the consumer was started before", group=self._group)
-            maximum = group_settings(self._store, self._group).retry_max_times
-            engine = PushEngine(
-                self._store,
-                self._group,
-                self._groups,
-                subscriptions=self._subscriptions,
-                listener=self._listener(handle),
-                settings=self._settings,
-                orderly=self._orderly,
-                batch_size=self._batch_size,
-                retry_max=retry.max_times(self._max_reconsume_times, orderly=self._orderly, group_max=maximum),
-                local=self._local,
-            )
+            engine = self._make_engine(handle)
             engine.tick()
             self._engine = engine
         self._at_exit = _closer(weakref.ref(self))
@@ -266,6 +254,21 @@ class PushConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _make_engine(self, handle: Handle) -> PushEngine:
+        maximum = group_settings(self._store, self._group).retry_max_times
+        return PushEngine(
+            self._store,
+            self._group,
+            self._groups,
+            subscriptions=self._subscriptions,
+            listener=self._listener(handle),
+            settings=self._settings,
+            orderly=self._orderly,
+            batch_size=self._batch_size,
+            retry_max=retry.max_times(self._max_reconsume_times, orderly=self._orderly, group_max=maximum),
+            local=self._local,
+        )
 
     # ------------------------------------------------------------ threads
 

@@ -420,10 +420,10 @@ class PushEngine:
                 batch = [message for message in batch if message not in given_up]
             held.put_back(batch, failed=True)
             if batch:
-                held.end_turn()
+                held.end_turn(now)
                 self._schedule(held, self._settings.suspend_ms)
                 return
-        if held.end_turn():
+        if held.end_turn(self._clock.elapsed_ns()):
             self._tasks.put(held)
 
     def _send_back(self, held: ProcessQueue, messages: Sequence[ReceivedMessage], level: int = 0) -> bool:

@@ -42,7 +42,6 @@ CLOCK_JUMP_MS = 24 * 3_600_000
 TRIES: Final = 5
 """How often a log is checked in all if it is maintained meanwhile each time."""
 
-_ONE_PART: Final = [-1]
 _UNREADABLE: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What metadata raises whose check-sums are right and whose content is not."""
 

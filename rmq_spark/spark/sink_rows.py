@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.client.compression import compress_column
+from rmq_spark.client.hex_ids import hex_ids
 from rmq_spark.clock import Clock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
@@ -43,9 +44,6 @@ _NOT_KEPT: Final = pa.array(sorted(properties.RESERVED | bad_rows.NAMES), pa.str
 _SPARK_MS_MAX: Final = (1 << 63) // 1000 - 1
 """Spark counts microseconds: a later time could be stored, and no read of the topic would get past it."""
 _TEXTS: Final = ("topic", "tags", "keys", "shardingKey")
-_DIGITS: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
-_HEX: Final = _DIGITS[np.arange(65_536)[:, None] >> np.array([12, 8, 4, 0]) & 15].view(np.uint32).ravel()
-"""Four hex digits for each 16-bit number, as one word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,22 +287,6 @@ class RowMaker:
             kept["bornTimestamp"] = pc.if_else(_is_no_time(bad["bornTimestamp"]), None, bad["bornTimestamp"])
         topic = repeated(target, count)
         return self._table(kept, topic, queue, pairs.to_maps(pairs.join(parts), count), self._clock.now_ms())
-
-
-def hex_ids(prefix: str, first: int, count: int) -> pa.Array:
-    """Ids of 32 digits: `prefix` (20 digits) and 12 hex digits that count from the low 48 bits of `first`."""
-    words = np.empty((count, 8), np.uint32)
-    at = 0
-    while at < count:  # as long as only the last four digits change, they are a slice of the table
-        number = first + at
-        low = number & 0xFFFF
-        rows = min(count - at, len(_HEX) - low)
-        head = f"{prefix}{(number >> 16) & 0xFFFFFFFF:08X}0000".encode("ascii")
-        words[at : at + rows] = np.frombuffer(head, np.uint32)
-        words[at : at + rows, 7] = _HEX[low : low + rows]
-        at += rows
-    offsets = np.arange(0, 32 * count + 1, 32, dtype=np.int32)
-    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(words))
 
 
 def _check_texts(columns: Columns, doubtful: Sequence[str], faults: Faults) -> None:

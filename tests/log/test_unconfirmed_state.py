@@ -229,7 +229,7 @@ def test_a_caller_at_fault_does_not_fail_the_others_of_its_group() -> None:
 
 def test_a_message_sent_again_after_an_unclear_answer_lands_once(tmp_path: Any) -> None:
     with Store.create(str(tmp_path)) as store:
-        producer = Producer(store)
+        producer = Producer(store, retries=0)
         sent = Message(topic="t", body=b"b", msg_id="ID1")
         weak = Wrapped(store.storage)
         root = paths.broker_root("broker-0")

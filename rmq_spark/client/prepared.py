@@ -1,0 +1,25 @@
+"""Messages that have their ids and queues, on their way into the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rmq_spark.log.commit_log import AppendResult
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.model.message import Message
+from rmq_spark.model.message_row import MessageRow
+
+
+@dataclass(slots=True)
+class Prepared:
+    """Messages that have their queues and ids; a repeated send must not draw new ones."""
+
+    messages: tuple[Message, ...]
+    broker: str
+    ids: list[str]
+    queues: list[int]
+    """A delayed message waits elsewhere until it gets there."""
+    rows: list[MessageRow]
+    batch: MessageBatch
+    result: AppendResult | None = None
+    """Set once they landed; a send may be interrupted after that, too."""

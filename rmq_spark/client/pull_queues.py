@@ -1,0 +1,317 @@
+"""The queues of a lite pull consumer: positions, leases and offsets. No threads; its caller serialises the calls."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rmq_spark.client.consumer_settings import ConsumerSettings
+from rmq_spark.client.group_queues import GroupQueues, by_broker, decide
+from rmq_spark.client.producer import Producer, SendResult
+from rmq_spark.client.store import Store
+from rmq_spark.client.subscription import Subscription
+from rmq_spark.errors import DataExpiredError, InvalidRequestError, PreconditionFailedError
+from rmq_spark.log.queue_reader import ALL, QueueRead, read_queue
+from rmq_spark.model.message import Message
+from rmq_spark.model.message_queue import MessageQueue
+from rmq_spark.rules import offsets as offset_rules
+from rmq_spark.rules.queue_lease import Progress
+
+WAIT_SECONDS: Final = 0.5
+"""So long a poll waits before it looks whether queues have changed hands."""
+BROKER_WAIT_SECONDS: Final = 0.05
+"""Of several brokers it waits for one after the other, so long for each."""
+
+_TAKEN_OVER: Final = "queues went to other consumers meanwhile, so what was polled of them is not committed"
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Cursor:
+    """A queue in the consumer's hands."""
+
+    epoch: int
+    """Of the lease; 0 for a queue that was assigned by hand."""
+    position: int
+    """The next offset to return."""
+    committed: int | None
+    trusted_ns: int | None
+    """Until when the lease is trusted; None without one."""
+    place: int = 0
+    paused: bool = False
+    lost: bool = False
+
+    def move(self, offset: int) -> None:
+        self.position, self.place = offset, 0
+
+
+class PullQueues:
+    """The queues that one consumer has, by share or by hand.
+
+    Args:
+        store: an open store.
+        group: the group.
+        member: the consumer's id.
+        groups: the consumer's part in its group.
+        settings: times.
+        auto_commit: whether a queue that is given back is committed as far as it was read.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        group: str,
+        member: str,
+        groups: GroupQueues,
+        settings: ConsumerSettings,
+        *,
+        auto_commit: bool,
+    ) -> None:
+        self._store = store
+        self._clock = store.clock
+        self._group = group
+        self._member = member
+        self._groups = groups
+        self._settings = settings
+        self._auto_commit = auto_commit
+        self._keeping = threading.Lock()
+        self._due = dict.fromkeys(("heartbeat", "renew", "rebalance"), 0)
+        self._turn = 0
+        self.subscriptions: dict[str, Subscription] = {}
+        self.cursors: dict[MessageQueue, Cursor] = {}
+        self.assigned = False
+        """Whether the caller has chosen the queues."""
+
+    def subscribe(self, topic: str, wanted: Subscription) -> None:
+        """Share the queues of one more topic."""
+        self.subscriptions[topic] = wanted
+        self._due["rebalance"] = self._due["heartbeat"] = 0
+
+    def assign(self, wanted: set[MessageQueue]) -> None:
+        """Consume exactly these queues; those that were consumed before go on."""
+        self.assigned = True
+        stored = self._groups.committed(wanted - self.cursors.keys())
+        for queue, offset in self._groups.start_offsets(stored).items():
+            self.cursors[queue] = Cursor(0, offset, stored[queue], None)
+        for queue in self.cursors.keys() - wanted:
+            del self.cursors[queue]
+
+    def bounds(self, queue: MessageQueue) -> tuple[int, int]:
+        """First offset and end of a queue."""
+        return self._groups.log(queue.broker).look(lambda view: view.state.queues.bounds(queue.topic, queue.queue_id))
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, rows_max: int) -> tuple[list[tuple[MessageQueue, QueueRead]], bool, dict[str, int]]:
+        """What there is to read, whether something was looked at in vain, and the logs' ends at the look."""
+        now = self._clock.elapsed_ns()
+        order = sorted(self.cursors)
+        self._turn += 1
+        turn = self._turn % max(1, len(order))
+        reads: list[tuple[MessageQueue, QueueRead]] = []
+        left, again, ends = rows_max, False, dict[str, int]()
+        for queue in [*order[turn:], *order[:turn]]:
+            cursor = self.cursors[queue]
+            log = self._groups.log(queue.broker)
+            if queue.broker not in ends:
+                ends[queue.broker] = log.look(lambda view: view.state.offset)
+            if cursor.paused or cursor.lost or (cursor.trusted_ns is not None and now >= cursor.trusted_ns):
+                continue
+            if cursor.position >= log.view.state.queues.bounds(queue.topic, queue.queue_id)[1]:
+                continue
+            read = self._read_queue(queue, cursor, left)
+            again = True
+            if read is not None and read.messages.num_rows:
+                reads.append((queue, read))
+                left -= read.messages.num_rows
+                if left <= 0:
+                    break
+        return reads, again, ends
+
+    def _read_queue(self, queue: MessageQueue, cursor: Cursor, rows_max: int) -> QueueRead | None:
+        subscribed = self.subscriptions.get(queue.topic)
+        try:
+            read = read_queue(
+                self._groups.log(queue.broker),
+                queue.topic,
+                queue.queue_id,
+                cursor.position,
+                rows_max=rows_max,
+                wanted=ALL if subscribed is None else subscribed.wanted,
+                place=cursor.place,
+            )
+        except DataExpiredError as error:
+            first = int(str(error.context["first"]))
+            _log.warning(
+                "messages expired before the group consumed them (group=%r, queue=%r, from=%d, to=%d)",
+                self._group,
+                tuple(queue),
+                cursor.position,
+                first,
+            )
+            cursor.move(first)
+            return None
+        cursor.position, cursor.place = read.next_offset, read.place
+        return read
+
+    def wait(self, ends: Mapping[str, int], seconds: float) -> None:
+        limit = min(seconds, WAIT_SECONDS)
+        if not ends:
+            self._store.nameserver.wait(self._store.nameserver.look(lambda view: view.state.offset), limit)
+            self._due["rebalance"] = 0
+        for broker, end in ends.items():
+            if self._groups.log(broker).wait(end, limit if len(ends) == 1 else min(limit, BROKER_WAIT_SECONDS)):
+                return
+
+    # ------------------------------------------------------------ upkeep
+
+    def keep(self) -> None:
+        """Say that the consumer is there, and renew its leases, when that is due."""
+        if self.assigned:
+            return
+        with self._keeping:
+            now = self._clock.elapsed_ns()
+            if now >= self._due["heartbeat"]:
+                self._groups.beat({topic: each.expression for topic, each in list(self.subscriptions.items())})
+                self._due["heartbeat"] = now + self._settings.heartbeat_ms * 1_000_000
+            if now >= self._due["renew"]:
+                held = {queue: each for queue, each in list(self.cursors.items()) if not each.lost}
+                lost = self._groups.renew({queue: cursor.epoch for queue, cursor in held.items()})
+                for queue, cursor in held.items():
+                    cursor.trusted_ns = now + self._settings.trusted_lease_ms * 1_000_000
+                    cursor.lost = queue in lost
+                self._due["renew"] = now + self._settings.renew_ms * 1_000_000
+
+    def rebalance(self) -> None:
+        now = self._clock.elapsed_ns()
+        gone = {
+            queue: cursor
+            for queue, cursor in self.cursors.items()
+            if cursor.lost or (cursor.trusted_ns is not None and now >= cursor.trusted_ns)
+        }
+        for queue in gone:
+            _log.warning(
+                "the lease of a queue was lost; its messages since the last commit come again (group=%r, queue=%r)",
+                self._group,
+                tuple(queue),
+            )
+            del self.cursors[queue]
+        if self.assigned or (now < self._due["rebalance"] and not gone):
+            return
+        share = self._groups.share(self.subscriptions)
+        self._give_back([queue for queue in self.cursors if queue not in share.queues])
+        new = share.queues - self.cursors.keys()
+        asked = self._clock.elapsed_ns()
+        started = self._groups.take(new) if new else {}
+        for queue, start in started.items():
+            trusted = asked + self._settings.trusted_lease_ms * 1_000_000
+            self.cursors[queue] = Cursor(start.epoch, start.offset, start.offset, trusted)
+        wait = self._settings.rebalance_ms * 1_000_000 if len(started) == len(new) else int(WAIT_SECONDS * 1e9)
+        self._due["rebalance"] = now + wait
+
+    def _give_back(self, queues: Iterable[MessageQueue]) -> None:
+        """Commit what polls returned, if that is automatic, and give the queues back."""
+        progress: dict[MessageQueue, Progress] = {}
+        for queue in queues:
+            cursor = self.cursors[queue]
+            offset = cursor.position if self._auto_commit or cursor.committed is None else cursor.committed
+            progress[queue] = Progress(cursor.epoch, offset)
+        self._groups.commit(progress, release=list(progress))
+        for queue in progress:
+            del self.cursors[queue]
+
+    # ------------------------------------------------------------ committing
+
+    def commit(self) -> None:
+        """Commit everything that was read.
+
+        Raises:
+            as `LitePullConsumer.commit`.
+        """
+        moved = self._moved()
+        if self.assigned:
+            for broker, mine in by_broker({queue: cursor.position for queue, cursor in moved.items()}).items():
+                decide(self._groups.log(broker), offset_rules.commit(self._group, self._member, mine))
+            lost = set[MessageQueue]()
+        else:
+            lost = self._groups.commit(
+                {queue: Progress(cursor.epoch, cursor.position) for queue, cursor in moved.items()}
+            )
+        self._note_committed(moved, lost)
+        if lost:
+            raise PreconditionFailedError(_TAKEN_OVER, group=self._group, queues=sorted(map(tuple, lost)))
+
+    def _moved(self) -> dict[MessageQueue, Cursor]:
+        return {
+            queue: cursor
+            for queue, cursor in self.cursors.items()
+            if cursor.position != cursor.committed and not cursor.lost
+        }
+
+    def _note_committed(self, moved: Mapping[MessageQueue, Cursor], lost: set[MessageQueue]) -> None:
+        for queue, cursor in moved.items():
+            if queue in lost:
+                cursor.lost = True
+            else:
+                cursor.committed = cursor.position
+
+    def land(self, producer: Producer, messages: list[Message]) -> list[SendResult]:
+        """Send messages with the offsets of what was polled, in one decision."""
+        moved = self._moved()
+        brokers = sorted({queue.broker for queue in moved})
+        if len(brokers) > 1:
+            self.rewind()
+            raise InvalidRequestError(
+                "messages of several brokers were polled; a transaction holds on one broker only",
+                group=self._group,
+                brokers=brokers,
+            )
+        try:
+            prepared = producer.prepare(messages, brokers[0] if brokers else "") if messages else None
+            if not moved:
+                return [] if prepared is None else producer.land(prepared)
+            log = self._groups.log(brokers[0])
+            rows = None if prepared is None else prepared.batch
+            if self.assigned:
+                places = by_broker(moved)[brokers[0]]
+                rule = offset_rules.commit(
+                    self._group,
+                    self._member,
+                    {place: cursor.position for place, cursor in places.items()},
+                    expected={place: cursor.committed for place, cursor in places.items()},
+                    rows=rows,
+                )
+                result = log.decide(rule).result
+                lost = set[MessageQueue]()
+            else:
+                progress = {queue: Progress(cursor.epoch, cursor.position) for queue, cursor in moved.items()}
+                lost, result = self._groups.commit_with(brokers[0], progress, rows)
+        except BaseException:
+            self.rewind()
+            raise
+        if lost:
+            self._note_committed({queue: moved[queue] for queue in lost}, lost)
+            self.rewind()
+            raise PreconditionFailedError(_TAKEN_OVER, group=self._group, queues=sorted(map(tuple, lost)))
+        self._note_committed(moved, lost)
+        return [] if prepared is None else producer.results(prepared, result)
+
+    def rewind(self) -> None:
+        """Go back to what the log says is committed: messages that were polled since come again."""
+        stored = self._groups.committed([queue for queue, cursor in self.cursors.items() if not cursor.lost])
+        for queue, offset in self._groups.start_offsets(stored).items():
+            cursor = self.cursors[queue]
+            cursor.committed = stored[queue]
+            cursor.move(offset)
+
+    def leave(self) -> None:
+        """Give every queue back, and leave the group."""
+        if not self.subscriptions:
+            return
+        self._give_back([queue for queue, cursor in self.cursors.items() if not cursor.lost])
+        self._groups.leave()
