@@ -47,10 +47,13 @@ def expire_log(log: CommitLog, *, scheduled: bool, before_ms: int | None) -> Doc
     from rmq_spark.log.collect import collect
     from rmq_spark.log.expire import expire
     from rmq_spark.rules.all_folds import ALL_FOLDS
+    from rmq_spark.services.retention import retention_hold
+    from rmq_spark.storage import paths
     from rmq_spark.storage.upkeep import with_reserve
 
     log.use(*ALL_FOLDS)
-    done = with_reserve(log.storage, partial(expire, log, scheduled=scheduled, before_ms=before_ms))
+    hold = None if log.root == paths.NAMESERVER else retention_hold(log)
+    done = with_reserve(log.storage, partial(expire, log, scheduled=scheduled, before_ms=before_ms, hold=hold))
     return {
         "log": log.broker,
         "segments": len(done.segments),

@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -22,10 +21,10 @@ from rmq_spark.client import table_rows
 from rmq_spark.client.async_sender import AsyncSender
 from rmq_spark.client.check_answers import CheckAnswers, Checker
 from rmq_spark.client.compression import compress
-from rmq_spark.client.prepared import Prepared
+from rmq_spark.client.prepared import Prepared, Route
 from rmq_spark.client.recall import recall
 from rmq_spark.client.send_result import SendHook, SendResult, SendStatus
-from rmq_spark.client.store import AUTO_CREATE_QUEUES, Store, Topic
+from rmq_spark.client.store import AUTO_CREATE_QUEUES, Store
 from rmq_spark.client.transaction import Transaction
 from rmq_spark.errors import ClosedError, InvalidRequestError, NotFoundError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import UNCLEAR_REMEMBERED, AppendResult
@@ -48,13 +47,6 @@ RETRIES: Final = 2
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    at_ns: int
-    topic: Topic
-    queues: list[routing.Place]
 
 
 class Producer:
@@ -110,7 +102,7 @@ class Producer:
         self._host = own_address()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._routes: dict[str, _Route] = {}
+        self._routes: dict[str, Route] = {}
         self._turns = routing.RoundRobin(lambda: int(store.clock.token()[-8:], 16))
         self._unclear: dict[tuple[int, ...], Prepared] = {}
         """Sends whose outcome is not known, by the identity of their messages."""
@@ -268,10 +260,7 @@ class Producer:
         if prepared is None:
             prepared = self.prepare(messages)
         try:
-            if prepared.result is None:
-                self._attempt(prepared)
-            assert prepared.result is not None  # noqa: S101 - an attempt gives a result or raises
-            results = self.results(prepared, prepared.result)
+            results = self.land(prepared)
             self._forget(key)
         except BaseException as error:
             if isinstance(error, RmqError) and not isinstance(error, OutcomeUnknownError):
@@ -287,7 +276,8 @@ class Producer:
         Raises:
             as `send`.
         """
-        self._attempt(prepared)
+        if prepared.result is None:
+            self._attempt(prepared)
         assert prepared.result is not None  # noqa: S101 - an attempt gives a result or raises
         return self.results(prepared, prepared.result)
 
@@ -390,10 +380,7 @@ class Producer:
 
     def _send_half(self, message: Message, transaction: Transaction) -> SendResult:
         if message.delay_level > 0:
-            raise InvalidRequestError(
-                "a message of a transaction cannot have a delay level; give it delay or deliver_at",
-                topic=message.topic,
-            )
+            raise InvalidRequestError("a transaction's message has no delay level; give it delay or deliver_at")
         now = self._store.clock.now_ms()
         asked = delay.of_message(message, now)
         delay.check_delay(asked, now, self._delays)
@@ -467,7 +454,7 @@ class Producer:
             priority=message.priority,
         )
 
-    def _route(self, name: str) -> _Route:
+    def _route(self, name: str) -> Route:
         now = self._store.clock.elapsed_ns()
         known = self._routes.get(name)
         if known is not None and now - known.at_ns < ROUTE_SECONDS * 1_000_000_000:
@@ -478,7 +465,7 @@ class Producer:
             raise NotFoundError("no such topic; create it first", topic=name)
         if topic is None:
             topic = self._store.create_topic(name, queues=AUTO_CREATE_QUEUES)
-        route = self._routes[name] = _Route(now, topic, topic.message_queues())
+        route = self._routes[name] = Route(now, topic, topic.message_queues())
         return route
 
     def _sender(self) -> AsyncSender:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rmq_spark.client.store import Store
 from rmq_spark.errors import CorruptDataError, OutcomeUnknownError, PreconditionFailedError, UnavailableError
-from rmq_spark.log.arrow_columns import Mover
+from rmq_spark.log.arrow_columns import RowReorderer
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.point_read import Places, PointReader
 from rmq_spark.log.state import LogState
@@ -170,7 +170,7 @@ class BrokerTimers:
         known, messages = self._ahead
         at = np.searchsorted(known, commit)
         if messages is not None and (at < len(known)).all() and np.array_equal(known[at], commit):
-            return Mover(messages).take(at)
+            return RowReorderer(messages).take(at)
         limit = AHEAD_STEPS * self._rows
         next_due, next_commit = self.index.soon(now_ms + AHEAD_MS, limit)
         known, first = np.unique(np.concatenate((commit, next_commit)), return_index=True)
@@ -179,7 +179,7 @@ class BrokerTimers:
         self._rows = max(1, min(GROWTH * self._rows, ROWS_MAX, BYTES_AIM // size))
         self._ahead = (known, messages)
         self._may_read_more = len(next_due) == limit and limit < AHEAD_STEPS * self._rows
-        return Mover(messages).take(np.searchsorted(known, commit))
+        return RowReorderer(messages).take(np.searchsorted(known, commit))
 
     def _fetch(self, commit: I64, due: I64, levels: Levels) -> pa.RecordBatch:
         """The parked messages at these log offsets, checked to be what the index says they are."""
