@@ -404,7 +404,7 @@ class _Verifier:
                 self._compare(path, comparable(loaded[0], mark.floor, starts), self._folded[offset])
 
     def _is_of_this_log(self, snapshot: FileMeta) -> bool:
-        """Whether the log's last commit stands in the snapshot too: it is neither another log's nor of a past given up."""
+        """Whether the log's last commit stands in the snapshot too: it is of this log, and of no past given up."""
         try:
             known = LogState.load(read_payloads(self._storage, snapshot))[0].commits
         except (RmqError, *_UNREADABLE):
