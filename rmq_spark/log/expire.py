@@ -126,7 +126,7 @@ def _covering_snapshots(log: CommitLog, mark: Mark, log_start: int) -> tuple[Sna
         return kept
     at_floor = LogView(log.files, log.broker, log.view.declared)
     at_floor.load_floor()
-    return named_snapshots(replace(mark, snapshots=kept), floor_snapshot(log, at_floor))
+    return named_snapshots(kept, floor_snapshot(log, at_floor))
 
 
 def _starts_behind(log: CommitLog, mark: Mark, dropped: Sequence[SegmentRef]) -> dict[str, object]:

@@ -15,7 +15,7 @@ the snapshot that the mark before has named, together with its records in the se
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +30,7 @@ from rmq_spark.log.file_format import pack
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, newest_mark, write_mark
 from rmq_spark.log.rows import cut, describe
 from rmq_spark.log.run_index import sort_into_runs
-from rmq_spark.log.snapshot import write_floor
+from rmq_spark.log.snapshot import write_floor, write_legacy_floor
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 
@@ -102,13 +102,14 @@ def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progre
             previous = last
         progress(len(chunks), len(chunks))
         snapshot = floor_snapshot(log, view)
+        legacy = write_legacy_floor(log.storage, log.root, mark, log.clock.token(), snapshot.folds)
         new = replace(
             mark,
             epoch=mark.epoch + 1,
             floor=view.state.offset,
             floor_digest=previous,
             segments=kept + tuple(written),
-            snapshots=named_snapshots(mark, snapshot),
+            snapshots=named_snapshots(mark.snapshots + legacy, snapshot),
             reason="roll",
         )
         write_mark(log.storage, log.root, new, mark, log.clock.token())
@@ -134,11 +135,11 @@ def floor_snapshot(log: CommitLog, view: LogView) -> SnapshotRef:
     return write_floor(log.storage, log.root, state, log.clock.token())
 
 
-def named_snapshots(mark: Mark, newest: SnapshotRef) -> tuple[SnapshotRef, ...]:
+def named_snapshots(before: Sequence[SnapshotRef], newest: SnapshotRef) -> tuple[SnapshotRef, ...]:
     """What the next mark names: the newest snapshot, and older ones for the folds that it lacks."""
     told = set(newest.folds)
     kept = [newest]
-    for older in mark.snapshots:
+    for older in before:
         if set(older.folds) - told:
             kept.append(older)
             told |= set(older.folds)

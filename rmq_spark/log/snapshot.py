@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from rmq_spark.log import file_encoder, file_layout
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.fold import Fold
-from rmq_spark.log.legacy_state import unpack_state
+from rmq_spark.log.legacy_state import unpack_state, upgrade
 from rmq_spark.log.marks import Mark, SnapshotRef
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
@@ -42,32 +42,58 @@ _log = logging.getLogger(__name__)
 def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str) -> str:
     """Write a snapshot of `state`, drop older ones that tell nothing more, and return its path."""
     path = paths.snapshot(root, state.offset, nonce)
-    _create(storage, path, state, nonce, durable=False)
+    firsts = state.commits.firsts
+    _create(storage, path, state.dump(), nonce, last=firsts[-1] if firsts else -1)
     _drop_older(storage, root, path.rsplit("/", 1)[1], set(state.folds))
     return path
 
 
 def write_floor(storage: Storage, root: str, state: LogState, nonce: str) -> SnapshotRef:
     """Write `state` durably for a mark to name. Only marks decide how long it stays, so it has a place of its own."""
-    path = paths.floor(root, state.offset, nonce)
-    digest = _create(storage, path, state, nonce, durable=True)
-    return SnapshotRef(path.rsplit("/", 1)[1], state.offset, digest, tuple(sorted(state.folds)))
+    return _write_floor(storage, root, state.offset, state.dump(), nonce)
 
 
-def _create(storage: Storage, path: str, state: LogState, nonce: str, *, durable: bool) -> str:
-    payloads = state.dump()
+def write_legacy_floor(
+    storage: Storage, root: str, mark: Mark, nonce: str, told: Collection[str]
+) -> tuple[SnapshotRef, ...]:
+    """Format version 1: write the state that the last segment carries for the next mark to name, unless `told` has it.
+
+    The roller may not know all of its folds, and the next floor's segment carries none.
+    """
+    if not mark.floor or mark.snapshots:
+        return ()
+    payloads = _legacy_payloads(storage, root, mark)
+    if set(_folds_in(payloads)) <= set(told):
+        return ()
+    return (_write_floor(storage, root, mark.floor, payloads, nonce),)
+
+
+def _write_floor(storage: Storage, root: str, offset: int, payloads: Mapping[str, bytes], nonce: str) -> SnapshotRef:
+    path = paths.floor(root, offset, nonce)
+    digest = _create(storage, path, payloads, nonce, last=-1, durable=True)
+    return SnapshotRef(path.rsplit("/", 1)[1], offset, digest, tuple(_folds_in(payloads)))
+
+
+def _folds_in(payloads: Mapping[str, bytes]) -> list[str]:
+    return sorted(name.removeprefix("fold/") for name in payloads if name.startswith("fold/"))
+
+
+def _create(
+    storage: Storage, path: str, payloads: Mapping[str, bytes], nonce: str, *, last: int, durable: bool = False
+) -> str:
+    """Write a snapshot file; `last` is the first offset of the commit that it stands on, -1 for the floor."""
+    core = json.loads(payloads["core"])
     batch = pa.RecordBatch.from_arrays(
         [pa.array(list(payloads), pa.string()), pa.array(list(payloads.values()), pa.binary())],
         schema=file_layout.SNAPSHOT_SCHEMA,
     )
-    firsts = state.commits.firsts
     doc = {
-        "offset": state.offset,
-        "digest": state.digest,
-        "last": firsts[-1] if firsts else -1,
-        "ts": state.store_ms,
+        "offset": core["offset"],
+        "digest": core["digest"],
+        "last": last,
+        "ts": core["ts"],
         "nonce": nonce,
-        "folds": sorted(state.folds),
+        "folds": _folds_in(payloads),
     }
     encoded = file_encoder.encode(file_encoder.make_blocks("snapshot", [batch]), doc)
     storage.create_if_absent(path, encoded, durable=durable)
@@ -119,11 +145,16 @@ def floor_state(storage: Storage, root: str, mark: Mark, folds: Sequence[type[Fo
     for named in mark.snapshots:
         if named.offset == mark.floor:
             return LogState.load(_named_payloads(storage, root, named), folds)
-    last = mark.segments[-1]  # format version 1: the last segment carries it
+    return LogState.load(_legacy_payloads(storage, root, mark), folds)
+
+
+def _legacy_payloads(storage: Storage, root: str, mark: Mark) -> dict[str, bytes]:
+    """Format version 1: the last segment carries the state at the floor."""
+    last = mark.segments[-1]
     meta = read_meta(storage, f"{paths.segments(root)}/{last.name}", "segment")
     if meta.digest != last.digest:
         raise meta.corrupt("not the segment that the mark names", expected=last.digest)
-    return LogState.load(unpack_state(meta.doc["state"]), folds)
+    return unpack_state(meta.doc["state"])
 
 
 def stored_fold(
@@ -139,6 +170,10 @@ def stored_fold(
         for named in mark.snapshots
         if kind.name in named.folds and mark.log_start <= named.offset <= end
     ]
+    if mark.floor and not mark.snapshots:
+        legacy = _legacy_payloads(storage, root, mark)
+        if f"fold/{kind.name}" in legacy:
+            copies.append((mark.floor, _dump_of(legacy, kind)))
     for name in sorted(_names(storage, root), reverse=True):
         offset = paths.snapshot_offset(name) or 0
         if not max(mark.floor, mark.log_start) <= offset <= end:
@@ -228,7 +263,7 @@ def read_payloads(storage: Storage, meta: FileMeta) -> dict[str, bytes]:
     blocks = range(len(meta.places.rows))
     for _, batch in FileReader(storage, meta).read_blocks(blocks, ["name", "payload"]):
         payloads.update(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
-    return payloads
+    return payloads if "folds" in meta.doc else upgrade(payloads)
 
 
 def _names(storage: Storage, root: str) -> Iterator[str]:

@@ -362,9 +362,6 @@ def load_fold(fold: Fold, payloads: Mapping[str, bytes]) -> bool:
             )
         fold.load(value["state"], value["version"])
         return True
-    if fold.name in payloads:  # format version 1
-        fold.load(json.loads(payloads[fold.name]), 0)
-        return True
     return False
 
 

@@ -20,6 +20,7 @@ from rmq_spark.clock import ManualClock
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.file_layout import VERSION
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.storage import paths
 from rmq_spark.storage.memory import MemoryStorage
 
@@ -43,6 +44,7 @@ def build() -> MemoryStorage:
         offsets = {"group": "billing", "topic": "orders", "offsets": {"0": 3, "1": 5}}
         body = json.dumps(offsets).encode()
         state = {"topic": "rmq_sys_consumer_offset", "queue_id": 0, "body": body, "born_timestamp_ms": clock.now_ms()}
+        log.use(ConsumerOffsets)
         log.append(MessageBatch.of(msg_id="E" * 32, **state))
     storage = MemoryStorage(NAME, clock=clock)
     MemoryStorage.forget(NAME)

@@ -33,7 +33,14 @@ SETTINGS = LogSettings(
     retention_ms=2 * HOUR_MS,
     snapshot_every_commits=10**9,
 )
-KINDS = {"commitlog": "commit", "data": "rows", "marks": "mark", "segments": "segment", "snapshots": "snapshot"}
+KINDS = {
+    "commitlog": "commit",
+    "data": "rows",
+    "marks": "mark",
+    "segments": "segment",
+    "snapshots": "snapshot",
+    "floors": "snapshot",
+}
 DIRECTORIES = tuple(KINDS)
 
 

@@ -44,7 +44,7 @@ def test_every_message_of_a_golden_store_is_read(golden: Path) -> None:
         assert create_golden.messages(store.nameserver) == expected(golden)["nameserver"]
         assert create_golden.messages(store.log()) == expected(golden)["broker-0"]
         assert [topic.name for topic in store.topics()] == ["orders"]
-        state = store.log().view.state
+        state = store.log("broker-0", ConsumerOffsets).view.state
         assert state.fold(ConsumerOffsets).of("billing", "orders") == {0: 3, 1: 5}
         assert state.queues.bounds("gone", 0) == (1, 1)
 

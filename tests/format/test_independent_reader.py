@@ -204,7 +204,7 @@ def test_the_commits_give_the_same_messages(sample: sample_log.Sample) -> None:
         assert row == {name: value for name, value in message.items() if name != "brokerName"}
 
 
-def test_segments_are_sorted_and_carry_the_state(sample: sample_log.Sample) -> None:
+def test_segments_are_sorted_and_hold_every_offset_once(sample: sample_log.Sample) -> None:
     for path in sample.files():
         if "/segments/" not in path:
             continue
@@ -214,14 +214,30 @@ def test_segments_are_sorted_and_carry_the_state(sample: sample_log.Sample) -> N
         places = [(row["topic"], row["queueId"], row["commitOffset"]) for row in rows]
         assert places == sorted(places)
         assert sorted(row["commitOffset"] for row in rows) == list(range(doc["first"], doc["end"]))
-        state = {
-            name: json.loads(text) for name, text in json.loads(zlib.decompress(base64.b64decode(doc["state"]))).items()
-        }
-        assert (state["core"]["offset"], state["core"]["digest"]) == (doc["end"], doc["last"])
-        queues = state["queues"]
-        ends, at = unpack(queues["next"], "i8"), 0
-        for topic, capacity in zip(queues["topics"], unpack(queues["capacity"], "i8"), strict=True):
-            for row in rows:
-                if row["topic"] == topic:
-                    assert row["queueOffset"] < ends[at + row["queueId"]]
-            at += capacity
+        assert "state" not in doc
+
+
+def test_the_newest_mark_names_the_state_at_its_floor(sample: sample_log.Sample) -> None:
+    mark = document(sample.storage.read(max(path for path in sample.files() if "/marks/" in path)))
+    (name, offset, digest, folds) = mark["snapshots"][0]
+    assert offset == mark["floor"]
+    data = sample.storage.read(f"{sample_log.ROOT}/floors/{name}")
+    doc = document(data)
+    assert (doc["offset"], doc["digest"], doc["folds"]) == (mark["floor"], digest, folds)
+    payloads = pa.ipc.open_file(data).read_all().to_pylist()
+    state = {row["name"]: json.loads(row["payload"]) for row in payloads}
+    assert sorted(each.removeprefix("fold/") for each in state if each.startswith("fold/")) == folds
+    assert (state["core"]["offset"], state["core"]["digest"]) == (mark["floor"], mark["floor_digest"])
+    queues = state["queues"]
+    ends, at = unpack(queues["next"], "i8"), 0
+    ended = {}
+    for topic, capacity in zip(queues["topics"], unpack(queues["capacity"], "i8"), strict=True):
+        ended.update({(topic, queue): int(ends[at + queue]) for queue in range(capacity) if ends[at + queue]})
+        at += capacity
+    reached: dict[tuple[str, int], int] = {}
+    for path in sample.files():
+        if "/segments/" in path:
+            for row in pa.ipc.open_file(sample.storage.read(path)).read_all().to_pylist():
+                place = (row["topic"], row["queueId"])
+                reached[place] = max(reached.get(place, 0), row["queueOffset"] + 1)
+    assert reached.items() <= ended.items()

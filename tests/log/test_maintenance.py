@@ -423,7 +423,7 @@ class TestVerifyLooksDeeper:
         for other in (message("m", queue=3), message("m", topic="u")):
             log = filled(count=1)
             rows = prepare(MessageBatch.merge([message("m")] * count), 1 << 18)
-            wrong = prepare(MessageBatch.merge([other] * count), 1 << 18).doc()
+            wrong = prepare(MessageBatch.merge([other] * count), 1 << 18).doc
             path = plant(log, rows, runs=wrong["runs"], topics=wrong["topics"], base=pack(np.zeros(1, np.int64)))
             assert [finding.path for finding in damage(log.storage)] == [path]
 
@@ -483,7 +483,7 @@ class TestVerifySnapshots:
         wrong.queues.advance(prepare(message("x"), 1 << 18).runs, [-1])
         if floor:
             roll(log)
-        path = f"{paths.snapshots(ROOT)}/{write_snapshot(log.storage, ROOT, wrong, '5' * 32).name}"
+        path = write_snapshot(log.storage, ROOT, wrong, "5" * 32)
         (found,) = damage(log.storage)
         assert found.path == path and "delete this snapshot" in found.problem and found.first is None
 
