@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -64,7 +64,8 @@ class Prepared:
 class _Route:
     at_ns: int
     topic: Topic
-    queues: list[routing.Place]
+    queues: Sequence[routing.Place]
+    by_broker: Mapping[str, Sequence[routing.Place]]
 
 
 class Producer:
@@ -333,31 +334,30 @@ class Producer:
 
     def _prepared(self, messages: tuple[Message, ...], ids: list[str], broker: str, avoid: str | None) -> Prepared:
         now = self._store.clock.now_ms()
+        host, over = self._host, self._compress_over
         queues: list[int] = []
         rows: list[MessageRow] = []
         for message, msg_id in zip(messages, ids, strict=True):
             broker, queue = self._place(message, broker, avoid)
-            body, flags = (
-                (message.body, 0) if self._compress_over is None else compress(message.body, self._compress_over)
-            )
             queues.append(queue)
+            body, flags = (message.body, 0) if over is None else compress(message.body, over)
             row = MessageRow(
                 message.topic,
                 queue,
                 msg_id,
                 message.tags,
-                message.keys_text(),
+                message.keys_text() if message.keys else None,
                 body,
                 message.flag,
                 flags,
                 now if message.born_timestamp_ms is None else message.born_timestamp_ms,
-                self._host,
+                host,
                 0,
-                list(message.stored_properties().items()),
+                list(message.stored_properties().items()) if _has_properties(message) else [],
             )
-            rows.append(
-                delay.park(row, delay.of_message(message, now), now, self._delays) if message.is_delayed else row
-            )
+            if message.is_delayed:
+                row = delay.park(row, delay.of_message(message, now), now, self._delays)
+            rows.append(row)
         # The messages were checked when they were made, and the engine adds nothing that could be refused.
         return Prepared(messages, broker, ids, queues, rows, MessageBatch(list(rows)))
 
@@ -405,14 +405,16 @@ class Producer:
         topic = message.topic
         route = self._route(topic)
         queues = route.queues
-        if (broker and len(route.topic.queues) > 1) or (broker and broker not in route.topic.queues):
-            queues = [place for place in queues if place[0] == broker]
+        if broker:
+            queues = route.by_broker.get(broker, ())
             if not queues:
                 raise InvalidRequestError("topics of one batch must share a broker", topic=topic, broker=broker)
-        in_turn = message.queue_id is None and message.sharding_key is None and message.priority is None
-        if in_turn and not broker and (avoid is not None or self._latency is not None):
+        if message.queue_id is None and message.sharding_key is None and message.priority is None:
+            turn = self._turns.next(topic)
+            if broker or (avoid is None and self._latency is None):
+                return queues[turn % len(queues)]
             now_ms = self._store.clock.elapsed_ns() / 1e6
-            return routing.choose(queues, self._turns.next(topic), avoid=avoid, latency=self._latency, now_ms=now_ms)
+            return routing.choose(queues, turn, avoid=avoid, latency=self._latency, now_ms=now_ms)
         return routing.place(
             topic,
             queues,
@@ -433,7 +435,11 @@ class Producer:
             raise NotFoundError("no such topic; create it first", topic=name)
         if topic is None:
             topic = self._store.create_topic(name, queues=AUTO_CREATE_QUEUES)
-        route = self._routes[name] = _Route(now, topic, topic.message_queues())
+        queues = topic.message_queues()
+        if not queues:
+            raise InvalidRequestError("topic has no queues that may be written", topic=name)
+        by_broker = {broker: [place for place in queues if place[0] == broker] for broker in topic.queues}
+        route = self._routes[name] = _Route(now, topic, queues, by_broker)
         return route
 
     def _sender(self) -> AsyncSender:
@@ -447,6 +453,10 @@ class Producer:
                     atexit.register(self._at_exit)
                 sender = self._async = self._async or AsyncSender(self.send_batch)
         return sender
+
+
+def _has_properties(message: Message) -> bool:
+    return bool(message.properties) or message.sharding_key is not None or message.priority is not None
 
 
 def _log_failure(future: Future[SendResult]) -> None:
