@@ -25,7 +25,6 @@ from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import subscription
 from rmq_spark.errors import ClosedError, InvalidRequestError, NotFoundError, RmqError
 from rmq_spark.log import schema
-from rmq_spark.log.queue_reader import QueueRead
 from rmq_spark.model import names, times
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.model.stored_message import ReceivedMessage
@@ -224,8 +223,8 @@ class LitePullConsumer:
             RmqError: the log could not be read or written; poll again.
         """
         found: list[ReceivedMessage] = []
-        for queue, read in self._poll(timeout, max_messages):
-            found += received_messages(read.messages, queue.topic)
+        for queue, rows in self._poll(timeout, max_messages):
+            found += received_messages(rows, queue.topic)
         return found
 
     def poll_table(self, timeout: timedelta | float = 5.0, *, max_rows: int = POLL_ROWS) -> pa.Table:
@@ -235,9 +234,9 @@ class LitePullConsumer:
             as `poll`.
         """
         reads = self._poll(timeout, max_rows)
-        return pa.Table.from_batches([plain_rows(read.messages) for _, read in reads], schema=schema.MESSAGE)
+        return pa.Table.from_batches([plain_rows(rows) for _, rows in reads], schema=schema.MESSAGE)
 
-    def _poll(self, timeout: timedelta | float, rows_max: int) -> list[tuple[MessageQueue, QueueRead]]:
+    def _poll(self, timeout: timedelta | float, rows_max: int) -> list[tuple[MessageQueue, pa.RecordBatch]]:
         deadline = self._clock.elapsed_ns() + max(0, times.duration_ms(timeout, "timeout")) * 1_000_000
         with self._lock:
             self._check_open()

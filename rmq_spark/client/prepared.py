@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rmq_spark.client.send_result import SendResult, SendStatus
 from rmq_spark.client.store import Topic
 from rmq_spark.log.commit_log import AppendResult
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.message import Message
 from rmq_spark.model.message_row import MessageRow
-from rmq_spark.rules import routing
+from rmq_spark.rules import recall_handle, routing
 
 
 @dataclass(slots=True)
@@ -33,4 +35,30 @@ class Route:
 
     at_ns: int
     topic: Topic
-    queues: list[routing.Place]
+    queues: Sequence[routing.Place]
+    by_broker: Mapping[str, Sequence[routing.Place]]
+
+
+def send_results(prepared: Prepared, result: AppendResult) -> list[SendResult]:
+    """What the sender of messages is told."""
+    count = len(prepared.rows)
+    none: list[int | None] = [None] * count
+    offsets = none if result.queue_offsets is None else result.queue_offsets.tolist()
+    commits = none if result.commit_offsets is None else result.commit_offsets.tolist()
+    status = SendStatus.BUFFERED if result.store_ms is None and not result.repeated else SendStatus.SEND_OK
+    return [
+        SendResult(
+            msg_id,
+            message.topic,
+            prepared.broker,
+            queue,
+            offset if row.topic is message.topic else None,  # a delayed message waits in another topic
+            commit,
+            result.store_ms,
+            status,
+            recall_handle.of_row(prepared.broker, row) if row.topic is not message.topic else None,
+        )
+        for message, msg_id, queue, row, offset, commit in zip(
+            prepared.messages, prepared.ids, prepared.queues, prepared.rows, offsets, commits, strict=False
+        )
+    ]

@@ -21,7 +21,7 @@ from rmq_spark.client import table_rows
 from rmq_spark.client.async_sender import AsyncSender
 from rmq_spark.client.check_answers import CheckAnswers, Checker
 from rmq_spark.client.compression import compress
-from rmq_spark.client.prepared import Prepared, Route
+from rmq_spark.client.prepared import Prepared, Route, send_results
 from rmq_spark.client.recall import recall
 from rmq_spark.client.send_result import SendHook, SendResult, SendStatus
 from rmq_spark.client.store import AUTO_CREATE_QUEUES, Store
@@ -33,7 +33,7 @@ from rmq_spark.model import names, times
 from rmq_spark.model.message import Message
 from rmq_spark.model.message_id import UniqueIds, own_address
 from rmq_spark.model.message_row import MessageRow
-from rmq_spark.rules import delay, recall_handle, routing, system_topics
+from rmq_spark.rules import delay, routing, system_topics
 from rmq_spark.rules.transaction import IMMUNITY_MS
 
 __all__ = ["Prepared", "Producer", "SendHook", "SendResult", "SendStatus"]
@@ -354,9 +354,9 @@ class Producer:
             broker, queue = self._place(message, broker, avoid)
             queues.append(queue)
             row = self._row(message, queue, msg_id, now)
-            rows.append(
-                delay.park(row, delay.of_message(message, now), now, self._delays) if message.is_delayed else row
-            )
+            if message.is_delayed:
+                row = delay.park(row, delay.of_message(message, now), now, self._delays)
+            rows.append(row)
         # The messages were checked when they were made, and the engine adds nothing that could be refused.
         return Prepared(messages, broker, ids, queues, rows, MessageBatch(list(rows)))
 
@@ -368,14 +368,14 @@ class Producer:
             queue,
             msg_id,
             message.tags,
-            message.keys_text(),
+            message.keys_text() if message.keys else None,
             body,
             message.flag,
             flags,
             now_ms if message.born_timestamp_ms is None else message.born_timestamp_ms,
             self._host,
             0,
-            list(message.stored_properties().items()),
+            list(message.stored_properties().items()) if _has_properties(message) else [],
         )
 
     def _send_half(self, message: Message, transaction: Transaction) -> SendResult:
@@ -394,27 +394,7 @@ class Producer:
 
     def results(self, prepared: Prepared, result: AppendResult) -> list[SendResult]:
         """What the sender of messages is told."""
-        count = len(prepared.rows)
-        none: list[int | None] = [None] * count
-        offsets = none if result.queue_offsets is None else result.queue_offsets.tolist()
-        commits = none if result.commit_offsets is None else result.commit_offsets.tolist()
-        status = SendStatus.BUFFERED if result.store_ms is None and not result.repeated else SendStatus.SEND_OK
-        return [
-            SendResult(
-                msg_id,
-                message.topic,
-                prepared.broker,
-                queue,
-                offset if row.topic is message.topic else None,  # a delayed message waits in another topic
-                commit,
-                result.store_ms,
-                status,
-                recall_handle.of_row(prepared.broker, row) if row.topic is not message.topic else None,
-            )
-            for message, msg_id, queue, row, offset, commit in zip(
-                prepared.messages, prepared.ids, prepared.queues, prepared.rows, offsets, commits, strict=False
-            )
-        ]
+        return send_results(prepared, result)
 
     def _table_part(self, topic: str, part: pa.Table) -> tuple[str, MessageBatch]:
         route = self._route(topic)
@@ -437,14 +417,16 @@ class Producer:
         topic = message.topic
         route = self._route(topic)
         queues = route.queues
-        if (broker and len(route.topic.queues) > 1) or (broker and broker not in route.topic.queues):
-            queues = [place for place in queues if place[0] == broker]
+        if broker:
+            queues = route.by_broker.get(broker, ())
             if not queues:
                 raise InvalidRequestError("topics of one batch must share a broker", topic=topic, broker=broker)
-        in_turn = message.queue_id is None and message.sharding_key is None and message.priority is None
-        if in_turn and not broker and (avoid is not None or self._latency is not None):
+        if message.queue_id is None and message.sharding_key is None and message.priority is None:
+            turn = self._turns.next(topic)
+            if broker or (avoid is None and self._latency is None):
+                return queues[turn % len(queues)]
             now_ms = self._store.clock.elapsed_ns() / 1e6
-            return routing.choose(queues, self._turns.next(topic), avoid=avoid, latency=self._latency, now_ms=now_ms)
+            return routing.choose(queues, turn, avoid=avoid, latency=self._latency, now_ms=now_ms)
         return routing.place(
             topic,
             queues,
@@ -465,7 +447,11 @@ class Producer:
             raise NotFoundError("no such topic; create it first", topic=name)
         if topic is None:
             topic = self._store.create_topic(name, queues=AUTO_CREATE_QUEUES)
-        route = self._routes[name] = Route(now, topic, topic.message_queues())
+        queues = topic.message_queues()
+        if not queues:
+            raise InvalidRequestError("topic has no queues that may be written", topic=name)
+        by_broker = {broker: [place for place in queues if place[0] == broker] for broker in topic.queues}
+        route = self._routes[name] = Route(now, topic, queues, by_broker)
         return route
 
     def _sender(self) -> AsyncSender:
@@ -479,6 +465,10 @@ class Producer:
                     atexit.register(self._at_exit)
                 sender = self._async = self._async or AsyncSender(self.send_batch)
         return sender
+
+
+def _has_properties(message: Message) -> bool:
+    return bool(message.properties) or message.sharding_key is not None or message.priority is not None
 
 
 def _log_failure(future: Future[SendResult]) -> None:

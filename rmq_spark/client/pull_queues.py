@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
+
 from rmq_spark.client.consumer_settings import ConsumerSettings
 from rmq_spark.client.group_queues import GroupQueues, by_broker, decide
 from rmq_spark.client.producer import Producer, SendResult
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription
 from rmq_spark.errors import DataExpiredError, InvalidRequestError, PreconditionFailedError
-from rmq_spark.log.queue_reader import ALL, QueueRead, read_queue
+from rmq_spark.log.queue_reader import ALL, read_queue
 from rmq_spark.model.message import Message
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.rules import offsets as offset_rules
@@ -22,6 +24,8 @@ from rmq_spark.rules.queue_lease import Progress
 
 WAIT_SECONDS: Final = 0.5
 """So long a poll waits before it looks whether queues have changed hands."""
+AHEAD_ROWS: Final = 4_096
+"""Rows that are read at least, if there are so many: a read costs far more than a row."""
 BROKER_WAIT_SECONDS: Final = 0.05
 """Of several brokers it waits for one after the other, so long for each."""
 
@@ -43,11 +47,15 @@ class Cursor:
     trusted_ns: int | None
     """Until when the lease is trusted; None without one."""
     place: int = 0
+    ahead: pa.RecordBatch | None = None
+    """Rows that were read and not returned yet; the first of them is at `position`."""
+    read_to: int = 0
+    """Where to read on behind `ahead`."""
     paused: bool = False
     lost: bool = False
 
     def move(self, offset: int) -> None:
-        self.position, self.place = offset, 0
+        self.position, self.place, self.ahead = offset, 0, None
 
 
 class PullQueues:
@@ -107,13 +115,13 @@ class PullQueues:
 
     # ------------------------------------------------------------ reading
 
-    def read(self, rows_max: int) -> tuple[list[tuple[MessageQueue, QueueRead]], bool, dict[str, int]]:
+    def read(self, rows_max: int) -> tuple[list[tuple[MessageQueue, pa.RecordBatch]], bool, dict[str, int]]:
         """What there is to read, whether something was looked at in vain, and the logs' ends at the look."""
         now = self._clock.elapsed_ns()
         order = sorted(self.cursors)
         self._turn += 1
         turn = self._turn % max(1, len(order))
-        reads: list[tuple[MessageQueue, QueueRead]] = []
+        reads: list[tuple[MessageQueue, pa.RecordBatch]] = []
         left, again, ends = rows_max, False, dict[str, int]()
         for queue in [*order[turn:], *order[:turn]]:
             cursor = self.cursors[queue]
@@ -124,16 +132,30 @@ class PullQueues:
                 continue
             if cursor.position >= log.view.state.queues.bounds(queue.topic, queue.queue_id)[1]:
                 continue
-            read = self._read_queue(queue, cursor, left)
+            rows = self._read_queue(queue, cursor, left)
             again = True
-            if read is not None and read.messages.num_rows:
-                reads.append((queue, read))
-                left -= read.messages.num_rows
+            if rows is not None:
+                reads.append((queue, rows))
+                left -= rows.num_rows
                 if left <= 0:
                     break
         return reads, again, ends
 
-    def _read_queue(self, queue: MessageQueue, cursor: Cursor, rows_max: int) -> QueueRead | None:
+    def _read_queue(self, queue: MessageQueue, cursor: Cursor, rows_max: int) -> pa.RecordBatch | None:
+        """The next rows of a queue; None when none of those that were looked at is wanted."""
+        if cursor.ahead is None and not self._read_ahead(queue, cursor, max(rows_max, AHEAD_ROWS)):
+            return None
+        rows = cursor.ahead
+        assert rows is not None  # noqa: S101 - read above
+        if rows.num_rows > rows_max:
+            cursor.ahead = rows.slice(rows_max)
+            cursor.position = cursor.ahead.column("queueOffset")[0].as_py()
+            return rows.slice(0, rows_max)
+        cursor.position, cursor.ahead = cursor.read_to, None
+        return rows
+
+    def _read_ahead(self, queue: MessageQueue, cursor: Cursor, rows_max: int) -> bool:
+        """Read rows of a queue; returns whether there are some."""
         subscribed = self.subscriptions.get(queue.topic)
         try:
             read = read_queue(
@@ -155,9 +177,13 @@ class PullQueues:
                 first,
             )
             cursor.move(first)
-            return None
-        cursor.position, cursor.place = read.next_offset, read.place
-        return read
+            return False
+        cursor.place, cursor.read_to = read.place, read.next_offset
+        if read.messages.num_rows:
+            cursor.ahead = read.messages
+            return True
+        cursor.position = read.next_offset
+        return False
 
     def wait(self, ends: Mapping[str, int], seconds: float) -> None:
         limit = min(seconds, WAIT_SECONDS)
