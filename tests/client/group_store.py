@@ -140,14 +140,14 @@ def end_of(log: CommitLog, topic: str, queue: int) -> int:
 def before_append(
     store: Store, monkeypatch: pytest.MonkeyPatch, action: Callable[[Store], object], broker: str = DEFAULT_BROKER
 ) -> None:
-    """Let `action` happen on another handle just before the next append of this one to a broker's log."""
+    """Let `action` happen on another handle just before the next decision of this one in a broker's log."""
     log = store.log(broker)
-    append = log.append
+    decide = log.decide
 
     def late(*args: Any, **options: Any) -> Any:
         monkeypatch.undo()
         with again(store) as other:
             action(other)
-        return append(*args, **options)
+        return decide(*args, **options)
 
-    monkeypatch.setattr(log, "append", late)
+    monkeypatch.setattr(log, "decide", late)

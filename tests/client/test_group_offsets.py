@@ -19,6 +19,8 @@ from rmq_spark.errors import InvalidRequestError, NotFoundError, PreconditionFai
 from rmq_spark.log.expire import expire
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
+from rmq_spark.log.scan import Query
+from rmq_spark.log.undo import Journal
 from rmq_spark.log.verify import verify
 from rmq_spark.rules.offsets import ConsumerOffsets, LastCommit
 from rmq_spark.rules.topics import GroupConfigs
@@ -57,6 +59,10 @@ def end(store: Store, broker: str = B) -> int:
     return store.log(broker).refresh().state.offset
 
 
+def records(store: Store, broker: str = B) -> int:
+    return store.log(broker).refresh().state.queues.bounds(ConsumerOffsets.topics[0], 0)[1]
+
+
 def by_queue(lags: list[QueueLag]) -> dict[QueueKey, QueueLag]:
     return {(lag.topic, lag.broker, lag.queue): lag for lag in lags}
 
@@ -88,7 +94,7 @@ class TestCommit:
         )
         commits = {name: list(store.log(name).refresh().state.commits.firsts) for name in (B, "x")}
         assert commits == {B: [0], "x": [0]}
-        assert (end(store), end(store, "x")) == (3, 1)
+        assert (records(store), records(store, "x")) == (3, 1)
 
     def test_what_has_not_changed_is_not_written(self, store: Store) -> None:
         groups = GroupOffsets(store)
@@ -99,8 +105,9 @@ class TestCommit:
         assert not groups.commit("g", {})
         assert end(store) == before
         assert groups.commit("g", {**offsets, ("orders", B, 2): 6})
-        record = list(store.log().scan())[-1].to_pylist()[-1]
-        assert json.loads(record["body"]) == {"group": "g", "topic": "orders", "offsets": {"2": 6}}
+        query = Query(topics=frozenset(ConsumerOffsets.topics), columns=("body",))
+        bodies = [body for found in store.log().scan(query) for body in found.column(0).to_pylist()]
+        assert json.loads(bodies[-1]) == {"group": "g", "topic": "orders", "offsets": {"2": 6}}
 
     def test_unchanged_is_judged_by_what_others_wrote_too(self, store: Store) -> None:
         groups = GroupOffsets(store)
@@ -146,9 +153,7 @@ class TestCommit:
             {"member": 7},
             {"member": True},
             {"offsets": {"0": True}},
-            {"offsets": {"0": -1}},
-            {"offsets": {"0": 2**63}},
-            {"offsets": {str(2**31): 1}},
+            {"offsets": {"x": 1}},
         ],
     )
     def test_records_that_could_not_be_read_back_are_refused(self, store: Store, changed: dict[str, object]) -> None:
@@ -157,7 +162,7 @@ class TestCommit:
             topic=ConsumerOffsets.topics[0], queue_id=0, msg_id="1", body=body, born_timestamp_ms=0
         )
         with pytest.raises(InvalidRequestError, match="not a state message"):
-            store.log().append(record)
+            store.log(B, ConsumerOffsets).append(record)
 
     def test_ten_thousand_queues_are_one_commit_each_time(self, clock: ManualClock) -> None:
         with memory_store(clock) as store:
@@ -236,8 +241,8 @@ class TestMemory:
         assert found["billing"][1].member == "10.0.0.1@7"
 
     def test_a_snapshot_of_an_older_version_loads(self) -> None:
-        fold = ConsumerOffsets()
-        fold.load({"g": {"t": {"0": 3}}})
+        fold = ConsumerOffsets(Journal())
+        fold.load({"g": {"t": {"0": 3}}}, 0)
         assert fold.of("g", "t") == {0: 3}
         assert fold.last == {}
         assert fold.dump() == {"g": {"t": {"0": 3}}}
@@ -247,11 +252,16 @@ class TestMemory:
     def test_dump_and_load_are_inverse_and_older_readers_see_only_topics(
         self, groups: dict[str, tuple[dict[str, dict[str, int]], LastCommit | None]]
     ) -> None:
-        fold, copy = ConsumerOffsets(), ConsumerOffsets()
-        fold.offsets = {name: value[0] for name, value in groups.items()}
-        fold.last = {name: value[1] for name, value in groups.items() if value[1] is not None}
+        fold, copy = ConsumerOffsets(Journal()), ConsumerOffsets(Journal())
+        for name, (topics, last) in groups.items():
+            for topic, queues in topics.items():
+                mine = fold.offsets.child(name).child(topic)
+                for queue, offset in queues.items():
+                    mine[int(queue)] = offset
+            if last is not None:
+                fold.last[name] = last
         dumped = json.loads(json.dumps(fold.dump()))
-        copy.load(dumped)
+        copy.load(dumped, fold.version)
         assert (copy.offsets, copy.last) == (fold.offsets, fold.last)
         for name, (topics, _) in groups.items():
             # what a version without `last` did: it took the dump as it is, and asked for topics by name
@@ -418,7 +428,7 @@ class TestDelete:
         groups = GroupOffsets(store)
         groups.commit("g", {("wide", "x", 0): 1})
         groups.delete("g", force=True)
-        assert [end(store, broker) for broker in (B, "x", "y")] == [0, 2, 0]
+        assert [records(store, broker) for broker in (B, "x", "y")] == [0, 2, 0]
 
     def test_a_consumer_that_starts_meanwhile_is_noticed(
         self, store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
@@ -453,7 +463,7 @@ class TestTogether:
             thread.join()
         assert failures == []
         assert GroupOffsets(store).committed("g") == {("orders", B, 0): 40, ("orders", B, 3): 40}
-        assert store.log().refresh().state.offset == 80
+        assert records(store) == 80
 
     def test_threads_share_one_handle(self, store: Store) -> None:
         groups = GroupOffsets(store)
