@@ -142,12 +142,12 @@ def before_append(
 ) -> None:
     """Let `action` happen on another handle just before the next append of this one to a broker's log."""
     log = store.log(broker)
-    append = log.append
+    decide = log.decide
 
     def late(*args: Any, **options: Any) -> Any:
         monkeypatch.undo()
         with again(store) as other:
             action(other)
-        return append(*args, **options)
+        return decide(*args, **options)
 
-    monkeypatch.setattr(log, "append", late)
+    monkeypatch.setattr(log, "decide", late)
