@@ -54,6 +54,8 @@ class ConsumerOffsets(Fold):
                 self.offsets.discard(group)
                 self.last.discard(group)
                 continue
+            if self._journal.is_open:  # on trial: what is about to be appended; logs of older versions hold any numbers
+                check_bounds(offsets)
             mine = self.offsets.child(group).child(value["topic"])
             for queue, offset in offsets.items():
                 mine[queue] = offset
@@ -115,6 +117,17 @@ def check_form(value: dict[str, Any]) -> tuple[str, str | None, dict[int, int] |
     return group, member, offsets
 
 
+def check_bounds(offsets: Mapping[int, int]) -> None:
+    """Check offsets by queue.
+
+    Raises:
+        ValueError: an offset or a queue id is out of bounds.
+    """
+    for queue, offset in offsets.items():
+        if not (0 <= queue <= MAX_QUEUE and 0 <= offset <= MAX_OFFSET):
+            raise ValueError("offsets and queue ids must not be below 0, nor be too large")
+
+
 def offset_records(
     group: str, offsets: Mapping[tuple[str, int], int], extra: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
@@ -125,8 +138,7 @@ def offset_records(
     """
     topics: dict[str, dict[str, int]] = {}
     for (topic, queue), offset in offsets.items():
-        if not (0 <= queue <= MAX_QUEUE and 0 <= offset <= MAX_OFFSET):
-            raise ValueError("offsets and queue ids must not be below 0, nor be too large")
+        check_bounds({queue: offset})
         topics.setdefault(topic, {})[str(queue)] = offset
     return [{"group": group, "topic": topic, "offsets": queues, **extra} for topic, queues in topics.items()]
 
