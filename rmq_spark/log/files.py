@@ -51,6 +51,10 @@ class LogFiles:
         self.keep(meta)
         return meta
 
+    def has(self, path: str, wanted: int) -> bool:
+        """Whether the metadata of this file is here, so that asking for it reads nothing."""
+        return (path, wanted) in self._kept
+
     def meta(self, path: str, kind: str, wanted: int) -> FileMeta:
         """The metadata of the file with the fingerprint `wanted`.
 

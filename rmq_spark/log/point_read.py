@@ -21,6 +21,7 @@ from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.files import read_planned
 from rmq_spark.log.scan_plan import Source, segment_source
+from rmq_spark.log.tail_index import fingerprint
 from rmq_spark.storage import paths
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class PointReader:
         numbers = np.searchsorted(firsts, places.commit, "right") - 1
         for number, at in _groups(numbers, np.arange(len(places.commit))):
             entry = file.files[number]
-            part = self._known(self._log.files.row_file(str(entry[0]), str(entry[1])))
+            part = self._row_file(str(entry[0]), str(entry[1]))
             low = int(run_firsts[number])
             bases = None if file.bases is None else file.bases[low : low + int(run_counts[number])]
             reading = _Reading(self._log.broker, part, int(firsts[number]), bases, file.meta.doc["ts"])
@@ -228,10 +229,15 @@ class PointReader:
         return messages if all(keep) else messages.filter(pa.array(keep))
 
     def _file(self, source: Source) -> _File:
-        return self._known(self._log.files.meta(source.path, source.kind, source.fingerprint))
+        known = self._log.files.has(source.path, source.fingerprint)
+        meta = self._log.files.meta(source.path, source.kind, source.fingerprint)
+        self.bytes_read += 0 if known else meta.size - meta.data_end
+        return _File(meta)
 
-    def _known(self, meta: FileMeta) -> _File:
-        self.bytes_read += meta.size - meta.data_end
+    def _row_file(self, name: str, digest: str) -> _File:
+        known = self._log.files.has(paths.data_file(self._log.root, name), fingerprint(digest))
+        meta = self._log.files.row_file(name, digest)
+        self.bytes_read += 0 if known else meta.size - meta.data_end
         return _File(meta)
 
 

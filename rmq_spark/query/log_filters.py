@@ -106,8 +106,9 @@ class LogFilters:
             at += file[2]
 
     def _meta(self, path: str, kind: str, wanted: int) -> FileMeta:
+        known = self._log.files.has(path, wanted)
         meta = self._log.files.meta(path, kind, wanted)
-        self.bytes_read += meta.size - meta.data_end
+        self.bytes_read += 0 if known else meta.size - meta.data_end
         return meta
 
 

@@ -41,7 +41,7 @@ def test_a_script_without_yes_is_refused_and_nothing_changes(run: Run, store: Pa
     ("args", "question"),
     [
         (DESTRUCTIVE[0], "Delete topic t and its 5 messages, for good? [y/N] "),
-        (DESTRUCTIVE[1], "Drop up to 6 messages stored before "),
+        (DESTRUCTIVE[1], "Drop up to 7 messages stored before "),
         (("recover",), "Has every writer of this store stopped? [y/N] "),
     ],
 )

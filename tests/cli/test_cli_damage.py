@@ -84,7 +84,7 @@ def test_a_damaged_nameserver_does_not_keep_verify_from_the_brokers(run: Run, st
     run("topic", "create", "t", "--broker", "far")
     run("send", "t", "--body", "x")
     run("topic", "create", "u")
-    flip(store / f"nameserver/commitlog/{1:020d}.arrow", 300)
+    flip(store / f"nameserver/commitlog/{2:020d}.arrow", 300)
     ran = run("verify", "--json")
     assert ran.code == 6
     assert ran.json["brokersKnown"] is False
@@ -98,7 +98,7 @@ def test_a_damaged_nameserver_does_not_keep_verify_from_the_brokers(run: Run, st
 
 def test_messages_before_the_damage_are_shown(run: Run, full: Path) -> None:
     segment = next((full / "brokers/broker-0/segments").iterdir())
-    assert run("read", "t", "--columns", "body").out == "a\nb\nc\nd\n"
+    assert sorted(run("read", "t", "--columns", "body").out.split()) == ["a", "b", "c", "d"]
     newest = sorted((full / "brokers/broker-0/commitlog").glob("*.arrow"))[-1]
     newest.unlink()
     assert run("read", "t", "--columns", "body").out == "a\nb\nc\n"

@@ -36,7 +36,7 @@ def test_log_shows_segments_then_commits(run: Run, store: Path) -> None:
     send(run, "t", 2)
     entries = run("log", "--json").jsons
     assert [(e["log"], e["kind"], e["firstOffset"], e["messages"]) for e in entries] == [
-        ("nameserver", "commit", 0, 1),
+        ("nameserver", "commit", 0, 2),  # the topic, and that the log has topics
         ("broker-0", "segment", 0, 3),
         ("broker-0", "commit", 3, 1),
         ("broker-0", "commit", 4, 1),
@@ -131,7 +131,7 @@ def test_verify_counts_what_it_checked(run: Run, store: Path) -> None:
     report = run("verify", "--json").json
     assert (report["ok"], report["brokersKnown"]) == (True, True)
     assert [(log["log"], log["ok"], log["commits"], log["messages"]) for log in report["logs"]] == [
-        ("nameserver", True, 1, 1),
+        ("nameserver", True, 1, 2),
         ("broker-0", True, 3, 3),
     ]
     assert run("verify", "--broker", "broker-0").out.splitlines()[1].split()[:3] == ["broker-0", "yes", "3"]
@@ -153,7 +153,7 @@ def test_recover_asks_for_confirmation_and_finds_nothing_to_do(run: Run, store: 
     assert (ran.code, ran.out) == (2, "")
     assert "give --yes" in ran.err
     assert run("recover", "--yes", "--json").json == [
-        {"log": "nameserver", "logEnd": 1, "moved": []},
+        {"log": "nameserver", "logEnd": 2, "moved": []},
         {"log": "broker-0", "logEnd": 2, "moved": []},
     ]
     assert [entry["log"] for entry in run("recover", "-y", "--json", "--broker", "broker-0").json] == ["broker-0"]
@@ -255,7 +255,7 @@ def test_expire_frees_a_disk_without_a_free_block(
         fill(place)
         assert free_bytes(place) == 0
         assert run("send", "t", "--body", "x").code != 0
-        ran = run("expire", "--before", "now", "--conf", conf, "--json")
+        ran = run("expire", "--before", "now", "--yes", "--conf", conf, "--json")
         assert ran.code == 0, ran.err
         assert ran.json[1]["segments"] == 3
         assert free_bytes(place) > 2_000_000

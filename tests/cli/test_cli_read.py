@@ -110,7 +110,7 @@ def test_text_is_one_line_a_message_with_readable_times(run: Run) -> None:
     assert stored.endswith("Z")
     assert len(stored) == 24
     assert rest == ["broker-0", "0", "0", "A", "a0 every", "a0"]
-    assert run("read", "t", "--limit", "2", "--columns", "body").out == "a0\nb0\n"
+    assert run("read", "t", "--limit", "2", "--columns", "body").out == "a0\na1\n", "one queue after the other"
 
 
 def test_text_escapes_what_a_terminal_would_obey(run: Run) -> None:

@@ -110,6 +110,8 @@ def test_json_is_one_document_on_one_line(run: Run, store: Path) -> None:
 def test_a_broker_may_be_called_nameserver(run: Run, store: Path) -> None:
     run("topic", "create", "t", "--queues", "1", "--broker", "nameserver")
     run("send", "t", "--body", "x")
-    assert [entry["topics"] for entry in run("log", "--json", "--nameserver").jsons] == [["rmq_sys_topic_config"]]
+    assert [entry["topics"] for entry in run("log", "--json", "--nameserver").jsons] == [
+        ["rmq_sys_fold", "rmq_sys_topic_config"]
+    ]
     assert [entry["topics"] for entry in run("log", "--json", "--broker", "nameserver").jsons] == [["t"]]
     assert run("read", "t", "--columns", "body").out == "x\n"

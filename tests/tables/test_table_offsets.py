@@ -82,7 +82,7 @@ def test_a_range_that_expires_while_its_rows_are_made_is_left(monkeypatch: pytes
     # The queue gets more messages behind the range: where the log starts now, it ends elsewhere than in the range.
     sample = idle_queue()
     log = sample.store.log()
-    start = sample.bounds()[1] - 1
+    start = sample.bounds()[1] - 2  # behind it stands that the log has offsets
     roll(log, min_commits=1)
     put(sample, "idle", 3)
     sample.clock.advance(2 * HOUR_MS / 1000)
@@ -113,15 +113,13 @@ def test_a_topic_that_was_deleted_since_has_the_same_rows_from_any_split(split: 
     assert rows(sample) == [{"committedOffset": 2, "maxOffset": 5, "lag": 3, "lagMs": 1000}]
 
 
-def test_numbers_that_no_column_holds_do_not_stop_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Logs of older versions may hold such records; now they are refused.
+def test_numbers_that_no_column_holds_do_not_stop_the_tables() -> None:
+    # Nobody commits such offsets, but a log may hold such records.
     sample = Sample.new(2)
     sample.store.create_topic("orders", queues=1)
     put(sample, "orders", 3)
-    with monkeypatch.context() as patched:
-        patched.setattr(ConsumerOffsets, "check", lambda value: None)
-        for offsets in ({"0": 2**63}, {"0": -1}, {"0": 2, str(2**31): 1}):
-            sample._state(B, ConsumerOffsets.topics[0], {"group": "g", "topic": "orders", "offsets": offsets})
+    for offsets in ({"0": 2**63}, {"0": -1}, {"0": 2, str(2**31): 1}):
+        sample._state(B, ConsumerOffsets.topics[0], {"group": "g", "topic": "orders", "offsets": offsets})
     engine.reput(sample.store)
     found = [(row["committedOffset"], row["maxOffset"], row["lag"]) for row in rows(sample)]
     assert found == [(2**63 - 1, 3, 0), (0, 3, 3), (2, 3, 1)]
