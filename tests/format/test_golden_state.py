@@ -19,6 +19,7 @@ from rmq_spark.client.store import NAMESERVER_FOLDS
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log.commit_log import CommitLog
+from rmq_spark.log.core_folds import SinkBatches
 from rmq_spark.log.expire import expire
 from rmq_spark.log.fold import Fold
 from rmq_spark.log.message_batch import MessageBatch
@@ -71,7 +72,10 @@ class Old:
         for kind in (*self.folds, *(type(fold) for fold in state.folds.values())):
             before = [self.told["folds"][topic] for topic in kind.topics if topic in self.told["folds"]]
             if before:
-                assert json.loads(json.dumps(state.fold(kind).dump())) == before[0], kind.name
+                now = json.loads(json.dumps(state.fold(kind).dump()))
+                if kind is SinkBatches:
+                    now = now["last"]  # version 2 has fingerprints beside it, of which version 1 knew nothing
+                assert now == before[0], kind.name
 
 
 @pytest.fixture(params=[(store, log) for store in STORES for log in LOGS], ids="-".join)
