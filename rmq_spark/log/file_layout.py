@@ -19,7 +19,7 @@ from rmq_spark.log import ipc_file
 from rmq_spark.log import schema as columns
 from rmq_spark.log.checksum import crc32
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Format version of the files that are written."""
 
 MARK_SCHEMA: Final = pa.schema(
@@ -35,15 +35,14 @@ MARK_SCHEMA: Final = pa.schema(
 )
 SNAPSHOT_SCHEMA: Final = pa.schema([pa.field("name", pa.string()), pa.field("payload", pa.binary())])
 
-SCHEMAS: Final[dict[int, dict[str, pa.Schema]]] = {
-    1: {
-        "commit": columns.ROWS,
-        "rows": columns.ROWS,
-        "segment": columns.SEGMENT,
-        "mark": MARK_SCHEMA,
-        "snapshot": SNAPSHOT_SCHEMA,
-    }
+_FIRST_SCHEMAS: Final = {
+    "commit": columns.ROWS,
+    "rows": columns.ROWS,
+    "segment": columns.SEGMENT,
+    "mark": MARK_SCHEMA,
+    "snapshot": SNAPSHOT_SCHEMA,
 }
+SCHEMAS: Final[dict[int, dict[str, pa.Schema]]] = {1: _FIRST_SCHEMAS, 2: _FIRST_SCHEMAS}
 """Columns by format version and kind of file. A file with any other columns is foreign or damaged.
 
 A new version is a new entry with columns added at the end; all of them are nullable. Readers know all versions and

@@ -254,7 +254,7 @@ class LogView:
         """Add a fold to the state: from the newest snapshot that holds it, and the records behind that."""
         self.state.drop_fold(kind)
         stored = stored_fold(self.storage, self.root, self.mark, kind, self.state.offset)
-        if stored is None and self.mark.log_start:
+        if stored is None and self._have_expired(kind.topics):
             raise CorruptDataError(
                 "no snapshot holds this state, and the messages that made it have expired; restore the snapshots",
                 fold=kind.name,
@@ -274,6 +274,11 @@ class LogView:
         except BaseException:
             self.state.drop_fold(kind)
             raise
+
+    def _have_expired(self, topics: Sequence[str]) -> bool:
+        """Whether any message of these topics was below the log's start."""
+        expired = Queues.load(self.mark.starts)
+        return any(next(iter(expired.of_topic(topic)), None) is not None for topic in topics)
 
     def _records_of(self, kind: type[Fold], begin: int) -> Iterator[Records]:
         columns = ("topic", "storeTimestamp", *kind.columns)

@@ -19,20 +19,25 @@ from rmq_spark.storage.memory import MemoryStorage
 
 REGION = pa.field("region", pa.string())
 NEXT_ROWS = schema.ROWS.append(REGION)
-VERSION_2 = {**file_layout.SCHEMAS[1], "commit": NEXT_ROWS, "rows": NEXT_ROWS, "segment": schema.SEGMENT.append(REGION)}
+NEXT_VERSION = {
+    **file_layout.SCHEMAS[file_layout.VERSION],
+    "commit": NEXT_ROWS,
+    "rows": NEXT_ROWS,
+    "segment": schema.SEGMENT.append(REGION),
+}
 
 
 CACHED = (file_layout.schema_message, file_layout.head, file_layout.column_places, file_layout._template)
 
 
 @pytest.fixture
-def version_2() -> Iterator[pytest.MonkeyPatch]:
-    """Version 2 is known and written; undone by `undo`, or at the end."""
+def next_version() -> Iterator[pytest.MonkeyPatch]:
+    """A next version with one column more is known and written; undone by `undo`, or at the end."""
     for cached in CACHED:
         cached.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(file_layout.SCHEMAS, 2, VERSION_2)
-        patch.setattr(file_layout, "VERSION", 2)
+        patch.setitem(file_layout.SCHEMAS, file_layout.VERSION + 1, NEXT_VERSION)
+        patch.setattr(file_layout, "VERSION", file_layout.VERSION + 1)
         yield patch
     for cached in CACHED:
         cached.cache_clear()
@@ -71,10 +76,10 @@ def read(data: bytes, names: list[str]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("count", [1, 400], ids=["small", "with a block table"])
 @pytest.mark.parametrize("names", [["msgId", "region"], ["region"], NEXT_ROWS.names], ids=len)
-@pytest.mark.usefixtures("version_2")
+@pytest.mark.usefixtures("next_version")
 def test_a_reader_of_the_new_version_reads_both(count: int, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = old_file(count, monkeypatch), new_file(count)
-    assert (parse("old", old, len(old)).doc["v"], parse("new", new, len(new)).doc["v"]) == (1, 2)
+    assert (parse("old", old, len(old)).doc["v"], parse("new", new, len(new)).doc["v"]) == (1, file_layout.VERSION)
     from_old, from_new = read(old, names), read(new, names)
     assert len(from_old) == len(from_new) == (2 * count if count > 1 else 1)
     assert {row.pop("region") for row in from_old} == {None}
@@ -82,22 +87,22 @@ def test_a_reader_of_the_new_version_reads_both(count: int, names: list[str], mo
     assert from_old == from_new
 
 
-@pytest.mark.usefixtures("version_2")
+@pytest.mark.usefixtures("next_version")
 def test_small_files_are_decoded_by_the_columns_of_their_version(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decode_small_files([old_file(1, monkeypatch)] * 2, "rows", version=1).schema.equals(schema.ROWS)
     assert decode_small_files([new_file(1)] * 2, "rows").column("region").to_pylist() == ["eu", "eu"]
 
 
-@pytest.mark.usefixtures("version_2")
+@pytest.mark.usefixtures("next_version")
 def test_a_column_that_no_version_has_is_an_error() -> None:
     with pytest.raises(KeyError):
         read(new_file(1), ["msgId", "regoin"])
 
 
 @pytest.mark.parametrize("count", [1, 400])
-def test_a_reader_of_an_older_version_refuses_by_the_version(count: int, version_2: pytest.MonkeyPatch) -> None:
+def test_a_reader_of_an_older_version_refuses_by_the_version(count: int, next_version: pytest.MonkeyPatch) -> None:
     data = new_file(count)
-    version_2.undo()
+    next_version.undo()
     with pytest.raises(UnsupportedVersionError, match="upgrade rmq-spark"):
         parse("new", data, len(data))
 

@@ -17,6 +17,7 @@ from rmq_spark.log.core_folds import FoldList, SinkBatches
 from rmq_spark.log.expire import expire
 from rmq_spark.log.fold import Fold, Records
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Decision
 from rmq_spark.log.roll import roll
 from rmq_spark.log.state import LogState
 from rmq_spark.log.undo import Journal
@@ -412,3 +413,20 @@ def test_a_fold_is_made_of_dicts_that_can_be_undone() -> None:
         fold = kind(Journal())
         for value in vars(fold).values():
             assert not isinstance(value, (list, set)), "a change of it in place could not be undone"
+
+
+def test_a_fold_whose_first_record_came_after_an_expiry_is_learned() -> None:
+    clock = ManualClock()
+    log = open_log(segment_bytes=1, clock=clock)
+    for number in range(4):
+        clock.advance(3600)
+        log.append(message(f"m{number}"))
+    roll(log)
+    assert expire(log, before_ms=clock.wall_ms - 5_000_000).segments
+    other = open_log(log.storage, clock=clock)
+    other.use(ConsumerOffsets)
+    record = {"group": "g", "topic": "t", "offsets": {"0": 3}}
+    other.decide(lambda _: Decision(None, records=[(ConsumerOffsets.topics[0], record)]))
+    late = open_log(log.storage, clock=clock)
+    late.use(ConsumerOffsets)
+    assert late.view.state.fold(ConsumerOffsets).of("g", "t") == {0: 3}

@@ -210,8 +210,8 @@ class TestRecover:
     def test_a_commit_of_a_newer_version_is_not_moved(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=1)
         with monkeypatch.context() as newer:
-            newer.setattr(file_layout, "VERSION", 2)
-            newer.setitem(file_layout.SCHEMAS, 2, file_layout.SCHEMAS[1])
+            newer.setattr(file_layout, "VERSION", 3)
+            newer.setitem(file_layout.SCHEMAS, 3, file_layout.SCHEMAS[1])
             plant(log, prepare(message("newer"), 1 << 18))
         names = sorted(info.name for info in log.storage.list(paths.commitlog(ROOT)))
         for force in (False, True):
@@ -222,8 +222,8 @@ class TestRecover:
     def test_one_behind_a_hole_is_not_moved_either(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=3, flush=Flush.ASYNC)
         with monkeypatch.context() as newer:
-            newer.setattr(file_layout, "VERSION", 2)
-            newer.setitem(file_layout.SCHEMAS, 2, file_layout.SCHEMAS[1])
+            newer.setattr(file_layout, "VERSION", 3)
+            newer.setitem(file_layout.SCHEMAS, 3, file_layout.SCHEMAS[1])
             plant(log, prepare(message("newer"), 1 << 18))
         log.storage.delete(paths.commit(ROOT, 1))
         with pytest.raises(UnsupportedVersionError):
