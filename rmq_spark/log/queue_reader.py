@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 BOOL = npt.NDArray[np.bool_]
 
-_FIRST_ROWS: Final = 1 << 62
-
 
 @dataclass(frozen=True, slots=True)
 class QueueFilter:
