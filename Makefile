@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Stamps: setup runs again when the dependencies change, the jars are fetched again when their pins do.
 INSTALLED := $(VENV)/.installed
 FETCHED := $(VENV)/.fetched
-EXTRAS := cli,hdfs,s3,fast,spark,delta,dev
+EXTRAS := cli,hdfs,s3,fast,spark,delta,metrics,proxy,dev
 # pyspark comes as a source archive, which setuptools and wheel must build: an empty pip cache has nothing else
 BUILD := hatchling editables setuptools wheel
 JARS := hdfs rocketmq-filter delta

@@ -21,6 +21,7 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.model.settings import LogSettings
+from rmq_spark.rules.all_folds import BROKER_FOLDS
 from rmq_spark.spark.schema import READ_SCHEMA
 
 _names = itertools.count()
@@ -127,7 +128,7 @@ class World:
 
     def expire_below(self, offset: int, broker: str = DEFAULT_BROKER) -> int:
         """Let retention take segments that lie below `offset`, as if their age told; returns the log's new start."""
-        log = self.log(broker)
+        log = self.store.log(broker, *BROKER_FOLDS)
         roll(log, min_commits=1)
         segments = log.refresh().mark.segments
         # Retention goes by time, and several segments may have the same; then all or none of them go.
