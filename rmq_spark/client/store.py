@@ -231,7 +231,7 @@ class Store:
         def update(state: LogState) -> Decision[dict[str, int]]:
             config = state.fold(TopicConfigs).configs.get(name)
             if config is None:
-                raise NotFoundError("no such topic", topic=name)
+                raise NotFoundError("no such topic", topic=name, **nearest(name, state.fold(TopicConfigs).configs))
             if queues < max(config["queues"].values()):
                 raise InvalidRequestError(
                     "a topic cannot get fewer queues: nobody would be assigned the upper ones, so what they hold would "
