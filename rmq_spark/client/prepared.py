@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rmq_spark.client.send_result import SendResult, SendStatus
+from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log.commit_log import AppendResult
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.message import Message
@@ -25,6 +27,19 @@ class Prepared:
     batch: MessageBatch
     result: AppendResult | None = None
     """Set once they landed; a send may be interrupted after that, too."""
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Refuse what is not a list of messages: later steps would fail without saying what was wrong.
+
+    Raises:
+        InvalidRequestError: it is a single message, or has something else among them.
+    """
+    if isinstance(messages, Message):
+        raise InvalidRequestError("a batch is a list of messages; use send for a single one")
+    for message in messages:
+        if not isinstance(message, Message):
+            raise InvalidRequestError("only a Message can be sent; make one", type=type(message).__name__)
 
 
 def send_results(prepared: Prepared, result: AppendResult) -> list[SendResult]:

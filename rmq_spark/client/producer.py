@@ -21,7 +21,7 @@ from rmq_spark.client import table_rows
 from rmq_spark.client.async_sender import AsyncSender
 from rmq_spark.client.check_answers import CheckAnswers, Checker
 from rmq_spark.client.compression import compress
-from rmq_spark.client.prepared import Prepared, send_results
+from rmq_spark.client.prepared import Prepared, check_messages, send_results
 from rmq_spark.client.recall import recall
 from rmq_spark.client.routes import Routes
 from rmq_spark.client.send_result import SendHook, SendResult, SendStatus
@@ -130,6 +130,7 @@ class Producer:
             RmqError: as `CommitLog.append` says, of the last attempt.
         """
         if transaction is not None:
+            check_messages((message,))
             return self._send_half(message, transaction)
         return self.send_batch((message,))[0]
 
@@ -164,6 +165,7 @@ class Producer:
         """
         if not messages:
             raise InvalidRequestError("a batch needs at least one message")
+        check_messages(messages)
         if not self._hooks:
             return self._send_batch(messages)
         for hook in self._hooks:
@@ -185,7 +187,9 @@ class Producer:
 
         Raises:
             ClosedError: the producer was closed, or made before a fork.
+            InvalidRequestError: it is no message.
         """
+        check_messages((message,))
         return self._sender().put(message)
 
     async def asend(self, message: Message) -> SendResult:
@@ -202,7 +206,7 @@ class Producer:
         Raises:
             ClosedError: the producer was closed, or made before a fork.
         """
-        self._sender().put(message).add_done_callback(_log_failure)
+        self.send_async(message).add_done_callback(_log_failure)
 
     def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> int:
         """Send the rows of a table as messages of `topic`, and return how many; rows of a queue keep their order.
