@@ -95,6 +95,7 @@ class LitePullConsumer:
         self._thread: threading.Thread | None = None
         self._producer: Producer | None = None
         self._at_exit: Callable[[], None] | None = None
+        store.start_services()
 
     def __repr__(self) -> str:
         return f"LitePullConsumer({self._store!r}, {self._group!r})"

@@ -191,6 +191,7 @@ class PushConsumer:
             engine = self._make_engine(handle)
             engine.tick()
             self._engine = engine
+        self._store.start_services()
         self._at_exit = _closer(weakref.ref(self))
         atexit.register(self._at_exit)
         self._workers = [self._run("work", self._work, engine) for _ in range(self._threads_wanted)]

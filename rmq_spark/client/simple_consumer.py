@@ -86,6 +86,7 @@ class SimpleConsumer:
         self._routes: _Routes | None = None
         self._attempt: str | None = None
         """FIFO: the receive whose outcome is not known; the next one takes its place."""
+        store.start_services()
 
     @property
     def consumer_id(self) -> str:
