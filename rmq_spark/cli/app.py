@@ -35,6 +35,7 @@ _HOMES: Final = {
     "log": ("log", "log"),
     "roll": ("maintenance", "roll"),
     "expire": ("maintenance", "expire"),
+    "serve": ("serve", "serve"),
     "verify": ("verify", "verify"),
     "recover": ("recovery", "recover"),
 }

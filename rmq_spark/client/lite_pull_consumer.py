@@ -85,6 +85,7 @@ class LitePullConsumer(ConsumerLife):
         self._commit_due = 0
         self._thread: threading.Thread | None = None
         self._producer: Producer | None = None
+        store.start_services()
 
     # ------------------------------------------------------------ queues
 

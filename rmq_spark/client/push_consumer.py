@@ -193,6 +193,7 @@ class PushConsumer(ConsumerLife):
             engine = self._make_engine(handle)
             engine.tick()
             self._engine = engine
+        self._store.start_services()
         self._close_at_exit()
         self._workers = [self._run("work", self._work, engine) for _ in range(self._threads_wanted)]
         self._threads = [

@@ -37,9 +37,10 @@ SAME_LAYER = {
     ("query", "client"),
     ("services", "client"),
     ("query", "tables"),
+    ("services", "tables"),
 }
 """Imports within a layer that are meant: model stands on errors and clock, the log on the storage protocol, tables,
-queries and services on an open store, queries on tables."""
+queries and services on an open store, queries and services on tables."""
 
 CORE = {"numpy", "pyarrow"}
 MAY_IMPORT = {
@@ -52,7 +53,7 @@ MAY_IMPORT = {
     "log": CORE | {"isal", "orjson"},
     "rules": CORE,
     "client": CORE,
-    "services": CORE,
+    "services": CORE | {"prometheus_client"},
     "tables": CORE,
     "query": CORE,
     "spark": CORE | {"pyspark"},
