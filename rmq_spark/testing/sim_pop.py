@@ -112,7 +112,7 @@ class PopPart:
     def producer(self, process: Process) -> None:
         """Send some messages."""
         log = self.open_log()
-        for _ in range(self.rng.randint(1, 4)):
+        for _ in range(self.rng.randint(1, 3)):
             rows = []
             for _ in range(self.rng.choice([1, 2, 5])):
                 name = f"p{len(self.sent):07d}"
@@ -129,7 +129,7 @@ class PopPart:
         rng = self.rng
         broker = self._broker(self.open_log(), process.name)
         attempt: str | None = None
-        for number in range(rng.randint(3, 9)):
+        for number in range(rng.randint(2, 5)):
             self.world.sleep(rng.random() / 10)
             with self.faults():
                 attempt = attempt or f"{process.name}-{process.restarts}-{number}"

@@ -128,7 +128,7 @@ class ServiceSimulation:
         self.seed = seed
         self.world = World(seed)
         rng = self.world.rng
-        drawn = rng.choice([PARTS, *[(part,) for part in (*PARTS, "pop")] * 2])
+        drawn = PARTS if rng.random() < 0.05 else (rng.choice([*PARTS, "pop"]),)  # all at once costs far more
         self.parts = tuple(drawn if parts is None else parts)
         self.settings = LogSettings(
             append_timeout_ms=rng.choice([1, 200, 20_000]),
@@ -169,9 +169,9 @@ class ServiceSimulation:
         for _ in range(rng.randint(0, 1)):
             body = rng.choice(makers[rng.choice(self.parts)])
             world.add(f"{body.__name__.strip('_')}-{len(world.processes)}", body)
-        for number in range(rng.randint(1, 3)):
+        for number in range(rng.choice([1, 2, 2])):
             world.add(f"service-{number}", self._services)
-        for number in range(rng.choice([0, 1, 1, 2])):
+        for number in range(rng.randint(0, 1)):
             world.add(f"roller-{number}", self._roller)
         world.run()
         log = self._finish()
@@ -220,7 +220,7 @@ class ServiceSimulation:
     def _delayer(self, process: Process) -> None:
         rng = self.world.rng
         log = self._open()
-        for _ in range(rng.randint(1, 4)):
+        for _ in range(rng.randint(1, 3)):
             now = log.clock.now_ms()
             rows = []
             for _ in range(rng.choice([1, 1, 3])):
@@ -258,7 +258,7 @@ class ServiceSimulation:
     def _dealer(self, process: Process) -> None:
         rng = self.world.rng
         log = self._open()
-        for _ in range(rng.randint(1, 4)):
+        for _ in range(rng.randint(1, 3)):
             self._ids += 1
             deal = self.deals[f"t{self._ids}"] = Deal()
             transaction = Transaction(cast("Store", SimStore(log)), GROUP, f"t{self._ids}", 50)
@@ -297,8 +297,8 @@ class ServiceSimulation:
         rng = self.world.rng
         log = self._open()
         work = self._copies(log, log.clock.token())
-        for _ in range(rng.randint(3, 8)):
-            self.world.sleep(rng.random() / 8)
+        for _ in range(rng.randint(2, 4)):
+            self.world.sleep(rng.random() / 5)
             for run_once in work:
                 with self._faults():
                     run_once()
@@ -320,7 +320,7 @@ class ServiceSimulation:
         rng = self.world.rng
         log = self._open()
         hold = retention_hold(log)
-        for _ in range(rng.randint(1, 4)):
+        for _ in range(rng.randint(1, 3)):
             self.world.sleep(rng.random() / 4)
             with self._faults():
                 roll(log, min_commits=rng.choice([1, 3]))
