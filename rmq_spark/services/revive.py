@@ -91,10 +91,11 @@ class ReviveService:
         """Give back messages of one queue; returns how many."""
         group, topic, queue = place
         maximum = group_settings(self._store, group).retry_max_times
+        first = log.look(lambda view: view.state.queues.bounds(topic, queue)[0])
         held = {
             offset: each
             for offset, each in held.items()
-            if each.fifo_times is None or pop_decisions.is_spent(each.fifo_times, maximum)
+            if each.fifo_times is None or pop_decisions.is_spent(each.fifo_times, maximum) or offset < first
         }
         if not held:
             return 0
