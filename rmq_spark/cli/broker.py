@@ -32,7 +32,7 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
 
     given = common(ctx, store, json, conf)
     with given.open(read_only=True) as opened:
-        found = Admin(opened).brokers.list()
+        found = Admin(opened).brokers.all()
     document = [
         {
             "brokerName": one.name,

@@ -69,11 +69,11 @@ def _print(out: Output, consumer: LitePullConsumer, names: tuple[str, ...], *, l
     while left is None or left > 0:
         rows = POLL_ROWS if left is None else min(POLL_ROWS, left)
         table = consumer.poll_table(TAIL_SECONDS if tail else END_SECONDS, max_rows=rows)
-        if not table.num_rows and not tail:
-            return
         for batch in table.to_batches():
             show(out, batch, names)
         # Only what has really left this process counts as consumed.
         output.finish()
         consumer.commit()
+        if not table.num_rows and not tail:
+            return
         left = None if left is None else left - table.num_rows

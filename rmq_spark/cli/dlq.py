@@ -28,7 +28,7 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
 
     given = common(ctx, store, json, conf)
     with given.open(read_only=True) as opened:
-        found = Admin(opened).dead_letters.list()
+        found = Admin(opened).dead_letters.groups()
     document = [
         {
             "group": one.group,

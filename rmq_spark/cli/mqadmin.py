@@ -117,7 +117,7 @@ ALIASES: Final[Mapping[str, Alias]] = {
     "queryMsgByOffset": Alias(("query",), {**_TOPIC, "-b": "--broker", "-i": "--queue", "-o": _one_offset}),
     "queryMsgTraceById": Alias(("trace",), {"-i": "--id", "-t": IGNORED}),
     "printMsg": Alias(("read",), {**_TOPIC, "-s": "--tags", "-b": "--from", "-e": "--to", "-d": IGNORED}),
-    "sendMessage": Alias(("send",), {**_TOPIC, "-p": "--body", "-k": "--key", "-c": "--tag", "-i": "--queue"}),
+    "sendMessage": Alias(("send",), {**_TOPIC, "-p": "--body", "-k": "--keys", "-c": "--tags", "-i": "--queue"}),
     "consumeMessage": Alias(
         ("consume",),
         {**_TOPIC, "-g": "--group", "-c": "--limit", "-s": "--from"},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
-from rmq_spark.cli.output import Output, duration, finish, table_of
+from rmq_spark.cli.output import Output, Table, duration, finish, table_of
 
 if TYPE_CHECKING:
     from rmq_spark.client.traffic import Traffic
@@ -65,5 +65,6 @@ def _show(out: Output, traffic: Traffic, *, now_ms: int, live: bool) -> None:
         [{**each, "age": duration(each["lagMs"])} for each in document["groups"]],
         {"GROUP": "group", "TOPIC": "topic", "LAG": "lag", "AGE": "age", "OUT/S": "outPerSecond"},
     )
-    out.result(document, topics, *(["", groups] if document["groups"] else []))
+    parts: list[str | Table] = [topics, "", groups] if document["groups"] else [topics]
+    out.result(document, *parts)
     finish()

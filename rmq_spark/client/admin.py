@@ -53,9 +53,9 @@ class Admin:
         self.offsets = GroupOffsets(store)
         """Committed offsets of groups: lag, reset, clone, delete."""
         self.brokers = Brokers(store)
-        """Brokers: list, add, make read-only, drain."""
+        """Brokers: add, make read-only, drain."""
         self.dead_letters = DeadLetterBox(store)
-        """What groups gave up: list, read, replay."""
+        """What groups gave up: count, read, replay."""
 
     def __repr__(self) -> str:
         return f"Admin({self._store!r})"
@@ -131,8 +131,8 @@ class Admin:
             write_queues: those of them that are written; all, unless given.
             permission: 4 read, 2 write, 6 both.
             message_type: the only type of messages that it takes; without one it takes all but PRIORITY.
-            backlog_max: sends are refused while a group has so many of its messages left; 0: never, whatever the store's
-                settings say.
+            backlog_max: sends are refused while a group has so many of its messages left; 0: never. The store's
+                settings count unless it is given.
             brokers: where it gets queues.
 
         Raises:

@@ -79,7 +79,7 @@ class Brokers:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def list(self) -> list[Broker]:
+    def all(self) -> list[Broker]:
         """All brokers, by name."""
         topics = self._store.topics()
         read_only = self._store.nameserver.look(lambda view: view.state.fold(ClusterConfig).read_only())
@@ -202,7 +202,7 @@ def _left(view: LogView) -> dict[str, int]:
         owner = system_topics.group_of(topic)
         for group in [owner] if owner is not None else [group for group, topics in offsets.items() if topic in topics]:
             topics = offsets.get(group)
-            known = (topics.get(topic) or {}) if topics is not None else {}
+            known: Mapping[int, int] = (topics.get(topic) or {}) if topics is not None else {}
             behind = sum(max(0, end - max(first, known.get(queue, 0))) for queue, first, end in queues.of_topic(topic))
             left[group] = left.get(group, 0) + behind
     for (group, _, _), held in view.state.fold(PopState).held.items():

@@ -68,7 +68,7 @@ class DeadLetterBox:
         self._store = store
         self._times = QueueTimes(store)
 
-    def list(self) -> list[DeadLetters]:
+    def groups(self) -> list[DeadLetters]:
         """Every group that has dead letters, by name."""
         groups: set[str] = set()
         for broker in self._store.brokers():

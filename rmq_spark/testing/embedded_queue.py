@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Final
 
 from rmq_spark.client.producer import Producer
 from rmq_spark.client.push_consumer import PushConsumer
-from rmq_spark.client.stored_rows import received_messages
 from rmq_spark.client.simple_consumer import SimpleConsumer
 from rmq_spark.client.store import Store, append_records
+from rmq_spark.client.stored_rows import received_messages
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import NotFoundError
 from rmq_spark.rules import system_topics
