@@ -94,6 +94,11 @@ def common(ctx: typer.Context, store: str | None, json: bool, conf: Path | None)
     return merged
 
 
+def yes_or_no(value: bool) -> str:
+    """As tables show it."""
+    return "yes" if value else "no"
+
+
 def checked_text(value: str, what: str) -> str:
     """Return `value` if it can be stored: JSON and arguments can hold characters that UTF-8 cannot.
 
