@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, ConsumerSettings, start_of
 from rmq_spark.client.group_queues import GroupQueues
+from rmq_spark.client.observer import Observer, polled, tell_rows
 from rmq_spark.client.producer import Producer
 from rmq_spark.client.pull_queues import Cursor, PullQueues
 from rmq_spark.client.pull_transaction import PullTransaction
@@ -23,6 +24,7 @@ from rmq_spark.client.push_consumer import client_id, strategy_of
 from rmq_spark.client.received import plain_rows, received_messages
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import subscription
+from rmq_spark.client.trace_writer import TraceWriter
 from rmq_spark.errors import ClosedError, InvalidRequestError, NotFoundError, RmqError
 from rmq_spark.log import schema
 from rmq_spark.model import names, times
@@ -57,6 +59,7 @@ class LitePullConsumer:
         auto_commit: whether polls commit what earlier polls returned.
         strategy: how queues are shared: `AVG`, `AVG_BY_CIRCLE`, `CONSISTENT_HASH`, or one of `rules/assignment.py`.
         settings: times.
+        trace: write a trace of every poll's messages to RMQ_SYS_TRACE_TOPIC, in the background; `poll_table` has none.
 
     Raises (on making):
         InvalidRequestError: an illegal name, time or strategy.
@@ -71,12 +74,14 @@ class LitePullConsumer:
         auto_commit: bool = True,
         strategy: str | Strategy = "AVG",
         settings: ConsumerSettings = DEFAULT,
+        trace: bool = False,
     ) -> None:
         self._store = store
         self._clock = store.clock
         self._group = names.check_group(group)
         self._auto_commit = auto_commit
         self._settings = settings
+        self._traces = (TraceWriter(store),) if trace else ()
         self._pid = os.getpid()
         self._client_id = client_id(store)
         groups = GroupQueues(
@@ -225,6 +230,7 @@ class LitePullConsumer:
         found: list[ReceivedMessage] = []
         for queue, rows in self._poll(timeout, max_messages):
             found += received_messages(rows, queue.topic)
+        polled(self._observers(), self._clock, self._group, found)
         return found
 
     def poll_table(self, timeout: timedelta | float = 5.0, *, max_rows: int = POLL_ROWS) -> pa.Table:
@@ -234,6 +240,9 @@ class LitePullConsumer:
             as `poll`.
         """
         reads = self._poll(timeout, max_rows)
+        if observers := self._observers():
+            for queue, rows in reads:
+                tell_rows(observers, self._group, queue.topic, rows)
         return pa.Table.from_batches([plain_rows(rows) for _, rows in reads], schema=schema.MESSAGE)
 
     def _poll(self, timeout: timedelta | float, rows_max: int) -> list[tuple[MessageQueue, pa.RecordBatch]]:
@@ -310,6 +319,11 @@ class LitePullConsumer:
             if self._at_exit is not None:
                 atexit.unregister(self._at_exit)
             self._queues.leave()
+        for each in self._traces:
+            each.close()
+
+    def _observers(self) -> tuple[Observer, ...]:
+        return (*self._traces, *self._store.observers)
 
     def __enter__(self) -> LitePullConsumer:
         return self

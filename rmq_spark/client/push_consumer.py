@@ -20,9 +20,11 @@ from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, Con
 from rmq_spark.client.group_queues import GroupQueues
 from rmq_spark.client.group_settings import group_settings
 from rmq_spark.client.local_offsets import LocalOffsets
+from rmq_spark.client.observer import Observer, watched_listener
 from rmq_spark.client.push_engine import AGAIN_MS, PushEngine
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription, subscription
+from rmq_spark.client.trace_writer import TraceWriter
 from rmq_spark.errors import ClosedError, InvalidRequestError, RmqError
 from rmq_spark.model import names
 from rmq_spark.model.message_id import own_address
@@ -69,6 +71,7 @@ class PushConsumer:
         settings: times and limits.
         instance: names a broadcasting consumer's file: give each of a machine another.
         offsets_home: directory of broadcasting consumers' offsets.
+        trace: write a trace of every consumption to RMQ_SYS_TRACE_TOPIC, in the background; see `rmq trace`.
 
     Raises (on making):
         InvalidRequestError: an illegal name, number, time or strategy.
@@ -100,6 +103,7 @@ class PushConsumer:
         settings: ConsumerSettings = DEFAULT,
         instance: str = "DEFAULT",
         offsets_home: str | os.PathLike[str] = OFFSETS_HOME,
+        trace: bool = False,
     ) -> None:
         for name, number in (("threads", threads), ("batch_size", batch_size)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
@@ -112,6 +116,7 @@ class PushConsumer:
         self._batch_size = batch_size
         self._max_reconsume_times = max_reconsume_times
         self._settings = settings
+        self._traces = (TraceWriter(store),) if trace else ()
         self._pid = os.getpid()
         self._client_id = client_id(store)
         self._local = self._local_offsets(instance, offsets_home) if broadcasting else None
@@ -246,6 +251,8 @@ class PushConsumer:
                     thread.join(timeout)
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
+            for each in self._traces:
+                each.close()
 
     def __enter__(self) -> PushConsumer:
         return self
@@ -255,6 +262,9 @@ class PushConsumer:
     ) -> None:
         self.close()
 
+    def _observers(self) -> tuple[Observer, ...]:
+        return (*self._traces, *self._store.observers)
+
     def _make_engine(self, handle: Handle) -> PushEngine:
         maximum = group_settings(self._store, self._group).retry_max_times
         return PushEngine(
@@ -262,7 +272,7 @@ class PushConsumer:
             self._group,
             self._groups,
             subscriptions=self._subscriptions,
-            listener=self._listener(handle),
+            listener=watched_listener(self._listener(handle), self._observers, self._store.clock, self._group),
             settings=self._settings,
             orderly=self._orderly,
             batch_size=self._batch_size,

@@ -12,9 +12,11 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from rmq_spark.client.group_settings import GroupSettings, group_settings
+from rmq_spark.client.observer import Observer, acknowledged, received
 from rmq_spark.client.pop_broker import PopBroker, Source, Taken
 from rmq_spark.client.store import Store, Topic
 from rmq_spark.client.subscription import Subscription, subscription
+from rmq_spark.client.trace_writer import TraceWriter
 from rmq_spark.errors import ClosedError, InvalidRequestError, PreconditionFailedError
 from rmq_spark.model import names, times
 from rmq_spark.model.message_id import own_address
@@ -65,16 +67,20 @@ class SimpleConsumer:
         store: an open store.
         group: the consumer group.
         consume_from: where a group starts in queues that it has no offset of: `latest`, `earliest`, or a time.
+        trace: write a trace of every consumption to RMQ_SYS_TRACE_TOPIC, in the background; see `rmq trace`.
 
     Raises (on making):
         InvalidRequestError: an illegal name or time.
     """
 
-    def __init__(self, store: Store, group: str, *, consume_from: str | int | datetime = "latest") -> None:
+    def __init__(
+        self, store: Store, group: str, *, consume_from: str | int | datetime = "latest", trace: bool = False
+    ) -> None:
         self._store = store
         self._group = names.check_group(group)
         self._clock = store.clock
         self._consume_from = _consume_from(consume_from, self._clock.now_ms())
+        self._traces = (TraceWriter(store),) if trace else ()
         self._pid = os.getpid()
         token = self._clock.token()
         self._consumer = f"{own_address()}@{self._pid}@{token[-8:]}"
@@ -157,6 +163,7 @@ class SimpleConsumer:
             taken = self._try_brokers(routes, max_messages, invisible_ms)
             for each in taken.values():
                 if each.messages:
+                    received(self._observers(), self._clock, self._group, each.messages)
                     return each.messages
             if any(each.again for each in taken.values()):
                 continue
@@ -247,9 +254,15 @@ class SimpleConsumer:
         bad: dict[str, list[str]] = {}
         for broker, mine in by_broker.items():
             receipts = [(receipt.real_topic(self._group, message.topic), receipt) for message, receipt in mine]
-            for (message, _), status in zip(mine, self._broker(broker).ack(receipts), strict=True):
+            statuses = self._broker(broker).ack(receipts)
+            for (message, _), status in zip(mine, statuses, strict=True):
                 if status not in (AckStatus.OK, AckStatus.NOT_HELD):
                     bad.setdefault(status.value, []).append(message.msg_id)
+            if observers := self._observers():
+                done = [each for each, status in zip(mine, statuses, strict=True) if status is AckStatus.OK]
+                acknowledged(
+                    observers, self._clock, self._group, [each for each, _ in done], [held.pop_ms for _, held in done]
+                )
         if bad:
             raise PreconditionFailedError(_NO_LONGER, group=self._group, **bad)
 
@@ -288,6 +301,11 @@ class SimpleConsumer:
     def close(self) -> None:
         """End this consumer. What it holds comes back when its time is over; a receive that waits raises soon."""
         self._closed = True
+        for each in self._traces:
+            each.close()
+
+    def _observers(self) -> tuple[Observer, ...]:
+        return (*self._traces, *self._store.observers)
 
     def __enter__(self) -> SimpleConsumer:
         return self

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from rmq_spark.client.observer import Observer
 from rmq_spark.client.reading import Time, nearest, scan_topic
 from rmq_spark.client.store_file import new_store_file, read_store_file
 from rmq_spark.clock import Clock, SystemClock
@@ -70,6 +71,8 @@ class Store:
         self._read_only = read_only
         self._lock = threading.Lock()
         self._logs: dict[str, CommitLog] = {}
+        self.observers: list[Observer] = []
+        """Are told what every client of this object does; see `rmq_spark.metrics`."""
         self.info = read_store_file(storage)
 
     @classmethod

@@ -18,6 +18,7 @@ from rmq_spark.model.properties import REAL_TOPIC
 from rmq_spark.query.messages import MessageQuery
 from rmq_spark.rules import system_topics
 from rmq_spark.rules.offsets import ConsumerOffsets
+from rmq_spark.rules.trace_record import TraceRecord, TraceType, decode
 
 if TYPE_CHECKING:
     from rmq_spark.log.view import LogView
@@ -84,6 +85,25 @@ def trace(store: Store, msg_id: str, *, query: MessageQuery | None = None) -> li
             )
         )
     return steps
+
+
+def client_traces(store: Store, msg_id: str, *, query: MessageQuery | None = None) -> list[TraceRecord]:
+    """What clients that trace have said about a message, in the order of time; none if no client of it traces.
+
+    Raises:
+        CorruptDataError: the log or the index is damaged.
+    """
+    if store.find_topic(system_topics.TRACE_TOPIC) is None:
+        return []
+    asked = query or MessageQuery(store)
+    found = asked.by_key(system_topics.TRACE_TOPIC, msg_id, limit=STEPS_MAX).messages
+    records = []
+    for body in found["body"].to_pylist():
+        try:
+            records += [record for record in decode(body.decode()) if record.msg_id == msg_id]
+        except ValueError:
+            continue  # not written by a client; whoever may send may send nonsense
+    return sorted(records, key=lambda record: (record.ms, record.type is not TraceType.PUB, record.type == "SubAfter"))
 
 
 def _rows(messages: pa.Table) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What push consumers must do, where a group starts, and broadcasting: the tests of `QueueConformance` with listeners."""
+"""Push consumers, where a group starts, and broadcasting: the tests of `QueueConformance` that have listeners."""
 
 from __future__ import annotations
 
