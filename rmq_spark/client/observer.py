@@ -19,6 +19,7 @@ from rmq_spark.client.send_result import SendHook, SendResult
 from rmq_spark.clock import Clock
 from rmq_spark.model.message import Message
 from rmq_spark.model.stored_message import ReceivedMessage
+from rmq_spark.rules.receipt import parse_receipt
 
 Listener = Callable[[Sequence[ReceivedMessage]], ConsumeResult]
 
@@ -153,14 +154,12 @@ def received(observers: Sequence[Observer], clock: Clock, group: str, messages: 
             tell(observers, lambda each, call=call: each.consuming(call))  # type: ignore[misc]
 
 
-def acknowledged(
-    observers: Sequence[Observer], clock: Clock, group: str, messages: Sequence[ReceivedMessage], pop_ms: Sequence[int]
-) -> None:
-    """Tell observers that a caller has acknowledged messages, which it received at `pop_ms`."""
+def acknowledged(observers: Sequence[Observer], clock: Clock, group: str, messages: Sequence[ReceivedMessage]) -> None:
+    """Tell observers that a caller has acknowledged messages; their receipts say since when it had them."""
     now = clock.now_ms()
-    for message, since_ms in zip(messages, pop_ms, strict=True):
+    for message in messages:
         call = _held(group, message, now)
-        call.cost_ms = max(0, now - since_ms)
+        call.cost_ms = max(0, now - parse_receipt(message.receipt or "").pop_ms)
         tell(observers, lambda each, call=call: each.consumed(call))  # type: ignore[misc]
 
 

@@ -15,7 +15,7 @@ from rmq_spark.client.producer import Producer
 from rmq_spark.client.push_consumer import PushConsumer
 from rmq_spark.client.simple_consumer import SimpleConsumer
 from rmq_spark.client.store import Store, append_records
-from rmq_spark.client.stored_rows import stored_messages
+from rmq_spark.client.stored_rows import received_messages
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import NotFoundError
 from rmq_spark.rules import system_topics
@@ -97,7 +97,7 @@ class EmbeddedQueue(QueueWorld):
             table = self.store.read(topic)
         except NotFoundError:
             return []
-        return [message for batch in table.to_batches() for message in stored_messages(batch)]
+        return [message for batch in table.to_batches() for message in received_messages(batch, topic)]
 
     def wall_ms(self) -> int:
         return self.store.clock.now_ms()

@@ -1,4 +1,4 @@
-"""Push consumers, where a group starts, and broadcasting: the tests of `QueueConformance` that have listeners."""
+"""What push consumers must do, where a group starts, and broadcasting: tests of `QueueConformance` with listeners."""
 
 from __future__ import annotations
 
