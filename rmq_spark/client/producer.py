@@ -21,11 +21,13 @@ from rmq_spark.client import table_rows
 from rmq_spark.client.async_sender import AsyncSender
 from rmq_spark.client.check_answers import CheckAnswers, Checker
 from rmq_spark.client.compression import compress
+from rmq_spark.client.observer import Observer, send_with_hooks, tell_sent_rows, watched_sending
 from rmq_spark.client.prepared import Prepared, check_messages, send_results
 from rmq_spark.client.recall import recall
 from rmq_spark.client.routes import Routes
 from rmq_spark.client.send_result import SendHook, SendResult, SendStatus
 from rmq_spark.client.store import Store
+from rmq_spark.client.trace_writer import TraceWriter
 from rmq_spark.client.transaction import Transaction
 from rmq_spark.errors import ClosedError, InvalidRequestError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import UNCLEAR_REMEMBERED, AppendResult
@@ -69,6 +71,7 @@ class Producer:
         retries: attempts after the first one.
         avoid_slow: leave out brokers that were slow or failed for a while (RocketMQ: `sendLatencyFaultEnable`).
         hooks: see every send.
+        trace: write a trace of every message to RMQ_SYS_TRACE_TOPIC, in the background; see `rmq trace`.
 
     Raises (on making):
         InvalidRequestError: an illegal group name or time.
@@ -88,6 +91,7 @@ class Producer:
         retries: int = RETRIES,
         avoid_slow: bool = False,
         hooks: Sequence[SendHook] = (),
+        trace: bool = False,
     ) -> None:
         self._store = store
         self.group = names.check_group(group)
@@ -99,6 +103,8 @@ class Producer:
         self._retries = retries
         self._latency = routing.BrokerLatency() if avoid_slow else None
         self._hooks = tuple(hooks)
+        self._traces = (TraceWriter(store),) if trace else ()
+        self._watched = bool(self._hooks or self._traces)
         self._ids = UniqueIds(store.clock)
         self._host = own_address()
         self._pid = os.getpid()
@@ -132,7 +138,10 @@ class Producer:
         """
         if transaction is not None:
             check_messages((message,))
-            return self._send_half(message, transaction)
+            observers = self._observers()
+            with watched_sending(observers, self._store.clock, self.group, (message,), is_transaction=True) as sending:
+                sending.results = [self._send_half(message, transaction)]
+            return sending.results[0]
         return self.send_batch((message,))[0]
 
     def begin_transaction(self) -> Transaction:
@@ -167,18 +176,10 @@ class Producer:
         if not messages:
             raise InvalidRequestError("a batch needs at least one message")
         check_messages(messages)
-        if not self._hooks:
+        if not self._watched and not self._store.observers:
             return self._send_batch(messages)
-        for hook in self._hooks:
-            hook.before(messages)
-        try:
-            results = self._send_batch(messages)
-        except BaseException as error:
-            for hook in self._hooks:
-                hook.after(messages, None, error)
-            raise
-        for hook in self._hooks:
-            hook.after(messages, results, None)
+        with watched_sending(self._observers(), self._store.clock, self.group, messages) as sending:
+            sending.results = results = send_with_hooks(self._hooks, messages, self._send_batch)
         return results
 
     def send_async(self, message: Message) -> Future[SendResult]:
@@ -231,6 +232,7 @@ class Producer:
                 error.add_note(f"{sent} of {table.num_rows} rows were sent before it")
                 raise
             sent += part.num_rows
+            tell_sent_rows(self._observers(), topic, part)
         return sent
 
     def flush(self) -> None:
@@ -249,6 +251,8 @@ class Producer:
             self._at_exit = None
         if self._answers is not None:
             self._answers.close()
+        for each in self._traces:
+            each.close()
 
     def __enter__(self) -> Producer:
         return self
@@ -445,6 +449,9 @@ class Producer:
             sharding_key=message.sharding_key,
             priority=message.priority,
         )
+
+    def _observers(self) -> tuple[Observer, ...]:
+        return (*self._traces, *self._store.observers)
 
     def _sender(self) -> AsyncSender:
         if os.getpid() != self._pid:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from rmq_spark.client.embedding import EmbeddedServices, ServiceMode, mode_of
+from rmq_spark.client.observer import Observer
 from rmq_spark.client.reading import Time, nearest, scan_topic
 from rmq_spark.client.store_file import new_store_file, read_store_file
 from rmq_spark.clock import Clock, SystemClock
@@ -81,6 +82,8 @@ class Store:
         # A clock that a test moves by hand would stand still for threads that wait, or run away with them.
         by_themselves = not read_only and isinstance(clock, SystemClock)
         self._services = EmbeddedServices(services if by_themselves else ServiceMode.OFF)
+        self.observers: list[Observer] = []
+        """Are told what every client of this object does; see `rmq_spark.metrics`."""
         self.info = read_store_file(storage)
 
     @classmethod

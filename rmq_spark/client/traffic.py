@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.store import Store
+from rmq_spark.log.view import LogView
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,7 @@ def count(store: Store) -> Counts:
     for topic in store.topics():
         name = topic.name
         for broker in topic.queues:
-            ends = store.log(broker).look(
-                lambda view, name=name: [end for _, _, end in view.state.queues.of_topic(name)]
-            )  # type: ignore[misc]
+            ends = store.log(broker).look(partial(_ends, name))
             sent[name] = sent.get(name, 0) + sum(ends)
     offsets = GroupOffsets(store)
     consumed: dict[tuple[str, str], int] = {}
@@ -101,3 +101,7 @@ def between(before: Counts, after: Counts) -> Traffic:
             for (group, topic), left in sorted(after.lag.items())
         ),
     )
+
+
+def _ends(topic: str, view: LogView) -> list[int]:
+    return [end for _, _, end in view.state.queues.of_topic(topic)]
