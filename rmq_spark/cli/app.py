@@ -37,6 +37,7 @@ _HOMES: Final = {
     "expire": ("maintenance", "expire"),
     "verify": ("verify", "verify"),
     "recover": ("recovery", "recover"),
+    "proxy": ("proxy", "proxy"),
 }
 """Module and name of each command, in the order of `rmq --help`."""
 

@@ -13,11 +13,11 @@ from rmq_spark.client.stored_rows import stored_messages
 from rmq_spark.client.time_search import QueueTimes
 from rmq_spark.errors import OutcomeUnknownError
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.queue_reader import ALL, QueueFilter
+from rmq_spark.log.queue_reader import ALL, QueueFilter, read_queue
 from rmq_spark.log.request import Rule
 from rmq_spark.log.view import LogView
 from rmq_spark.model.stored_message import ReceivedMessage
-from rmq_spark.rules import pop_decisions
+from rmq_spark.rules import pop_decisions, system_topics
 from rmq_spark.rules.pop_decisions import Candidates, Claimed, Fifo, Received
 from rmq_spark.rules.receipt import FIFO_REVIVE_QUEUE, Receipt, TopicType
 from rmq_spark.rules.start_offset import ConsumeFrom, QueueEnds, start_offset
@@ -54,6 +54,8 @@ class Taken:
     """The log's end at the look: when it has moved, there may be messages."""
     wait_ms: int | None = None
     """When a FIFO queue that is blocked may be free without anything being appended."""
+    queue_ends: int = 0
+    """The ends of all queues at the look, added up: when the sum has grown, there are messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class PopBroker:
     def __init__(
         self, store: Store, group: str, broker: str, *, consumer: str, consume_from: ConsumeFrom | int
     ) -> None:
+        self._store = store
         self._clock = store.clock
         self._group = group
         self._broker = broker
@@ -84,8 +87,18 @@ class PopBroker:
         """The broker's log."""
         return self._log
 
-    def receive(self, sources: Sequence[Source], *, count: int, invisible_ms: int, fifo: Fifo | None) -> Taken:
+    def receive(
+        self,
+        sources: Sequence[Source],
+        *,
+        count: int,
+        invisible_ms: int,
+        fifo: Fifo | None,
+        consumer: str | None = None,
+    ) -> Taken:
         """Claim up to `count` messages of the queues, the first ones first; may give none although there are some.
+
+        `consumer` holds them, if it is named.
 
         Raises:
             RmqError: as `CommitLog.decide`; nothing was claimed unless the outcome is unknown.
@@ -115,21 +128,22 @@ class PopBroker:
                 )
             )
         wait_ms = min(waits, default=None)
+        ends = sum(queue.end for queue in seen)
         if not candidates:
-            return Taken(log_end=log_end, wait_ms=wait_ms)
+            return Taken(log_end=log_end, wait_ms=wait_ms, queue_ends=ends)
         received = self._decide(
             pop_decisions.receive(
                 self._group,
                 candidates,
                 count=count,
                 invisible_ms=invisible_ms,
-                consumer=self._consumer,
+                consumer=consumer or self._consumer,
                 fifo=fifo,
             )
         )
         messages = self._messages(received, windows)
         again = not messages and bool(windows) and len(received.blocked) < len(windows)
-        return Taken(messages=messages, again=again, log_end=log_end, wait_ms=wait_ms)
+        return Taken(messages=messages, again=again, log_end=log_end, wait_ms=wait_ms, queue_ends=ends)
 
     def ack(self, receipts: Sequence[tuple[str, Receipt]]) -> list[pop_decisions.AckStatus]:
         """Acknowledge messages by the topic that they were read from and receipt; see `pop_decisions.ack`."""
@@ -141,6 +155,20 @@ class PopBroker:
             self._group, topic, receipt, invisible_ms=invisible_ms, consumer=self._consumer
         )
         return self._decide(rule)
+
+    def dead_letter(self, topic: str, receipt: Receipt) -> pop_decisions.AckStatus:
+        """Give up a message; its copy stands in the group's dead-letter topic, which is created if need be.
+
+        Raises:
+            DataExpiredError: retention has taken the message.
+            RmqError: as `CommitLog.decide`.
+        """
+        read = read_queue(self._log, topic, receipt.queue_id, receipt.queue_offset, rows_max=1)
+        if not read.messages.num_rows:
+            return pop_decisions.AckStatus.UNKNOWN
+        self._store.ensure_queues(system_topics.dlq_topic(self._group), self._broker)
+        message = stored_messages(read.messages)[0]
+        return self._decide(pop_decisions.dead_letter(self._group, topic, receipt, message))
 
     # ------------------------------------------------------------ inner works
 
@@ -172,12 +200,7 @@ class PopBroker:
         )
 
     def _decide(self, rule: Rule[Answer]) -> Answer:
-        for _ in range(UNKNOWN_TRIES - 1):
-            try:
-                return self._log.decide(rule).answer
-            except OutcomeUnknownError:
-                continue  # the same rule again lands once, and gives the same answer
-        return self._log.decide(rule).answer
+        return decide(self._log, rule)
 
     def _messages(
         self, received: Received, windows: Mapping[tuple[str, int], tuple[Source, Window]]
@@ -193,6 +216,20 @@ class PopBroker:
                 receipts=_receipts(source, claimed, self._broker, rows.column("commitOffset").to_pylist()),
             )
         return messages
+
+
+def decide(log: CommitLog, rule: Rule[Answer]) -> Answer:
+    """The answer of `rule`; while the outcome is not known it is asked for again, which lands once.
+
+    Raises:
+        as `CommitLog.decide`.
+    """
+    for _ in range(UNKNOWN_TRIES - 1):
+        try:
+            return log.decide(rule).answer
+        except OutcomeUnknownError:
+            continue  # the same rule again lands once, and gives the same answer
+    return log.decide(rule).answer
 
 
 def _receipts(source: Source, claimed: Claimed, broker: str, commit_offsets: Sequence[int]) -> list[str]:

@@ -5,37 +5,34 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Final
 
 from rmq_spark.client.group_settings import GroupSettings, group_settings
 from rmq_spark.client.pop_broker import PopBroker, Source, Taken
+from rmq_spark.client.pop_sources import QueueSources, rotated
 from rmq_spark.client.store import Store, Topic
 from rmq_spark.client.subscription import Subscription, subscription
 from rmq_spark.errors import ClosedError, InvalidRequestError, PreconditionFailedError
 from rmq_spark.model import names, times
 from rmq_spark.model.message_id import own_address
 from rmq_spark.model.stored_message import ReceivedMessage
-from rmq_spark.rules import system_topics
 from rmq_spark.rules.pop_decisions import RECEIVE_MAX, AckStatus, Fifo
-from rmq_spark.rules.receipt import Receipt, TopicType, parse_receipt
+from rmq_spark.rules.receipt import Receipt, parse_receipt
 from rmq_spark.rules.start_offset import ConsumeFrom
 
 ROUTE_SECONDS: Final = 30
 """How long queues of topics and settings of the group are remembered, as RocketMQ's clients poll routes."""
 INVISIBLE_MS_MAX: Final = 12 * 3_600_000
 """Longest time that a message may be held, as in RocketMQ."""
-RETRY_FIRST_ONE_IN: Final = 5
-"""One receive in so many looks at the retry topics first; the others look there when the batch is not full."""
 WAIT_SECONDS: Final = 0.5
 """So long a receive waits before it looks whether the consumer was closed."""
 BROKER_WAIT_SECONDS: Final = 0.05
 """Of several brokers it waits for one after the other, so long for each."""
 
-Item = TypeVar("Item")
 Duration = timedelta | float
 """Seconds or a `timedelta`."""
 
@@ -172,7 +169,7 @@ class SimpleConsumer:
             attempt, self._attempt = self._attempt or self._clock.token(), None
             fifo = Fifo(attempt_id=attempt, retry_max_times=routes.settings.retry_max_times)
         turn = next(self._turns)
-        brokers = _rotated(routes.brokers(), turn)
+        brokers = rotated(routes.brokers(), turn)
         taken: dict[str, Taken] = {}
         for broker in brokers:
             sources = self._sources(routes, broker, turn // max(1, len(brokers)))
@@ -187,30 +184,14 @@ class SimpleConsumer:
 
     def _sources(self, routes: _Routes, broker: str, turn: int) -> list[Source]:
         """The queues to look at on a broker, in this turn's order."""
-        normal: list[Source] = []
-        retries: list[Source] = []
-        for topic in _rotated(routes.topics, turn):
+        found = QueueSources()
+        for topic in rotated(routes.topics, turn):
             subscribed = self._subscriptions.get(topic.name)
             queues = topic.queues.get(broker, 0)
-            if subscribed is None or not queues:
-                continue
-            normal += [
-                Source(
-                    topic=topic.name,
-                    queue=queue,
-                    shown_topic=topic.name,
-                    wanted=subscribed.wanted,
-                    expression=subscribed.expression,
-                )
-                for queue in _rotated(range(queues), turn // len(routes.topics))
-            ]
-            if not routes.settings.orderly and not system_topics.is_retry(topic.name):
-                # No filter: what was wanted once is wanted still.
-                retry_topic = system_topics.pop_retry_topic(self._group, topic.name)
-                kind = TopicType.RETRY_V2
-                retries.append(Source(topic=retry_topic, queue=0, shown_topic=topic.name, topic_type=kind))
-        retry_first = int(self._clock.token()[-8:], 16) % RETRY_FIRST_ONE_IN == 0
-        return [*retries, *normal] if retry_first else [*normal, *retries]
+            if subscribed is not None and queues:
+                order = rotated(range(queues), turn // len(routes.topics))
+                found.add(self._group, topic.name, order, subscribed, orderly=routes.settings.orderly)
+        return found.in_turn(self._clock)
 
     def _wait(self, taken: dict[str, Taken], seconds: float) -> None:
         """Wait until one of the logs has grown since it was looked at, or a FIFO queue may be free; not for long."""
@@ -330,11 +311,6 @@ class SimpleConsumer:
 
 
 _NO_LONGER: Final = "receipts do not count any more; the messages come again, or have a newer receipt"
-
-
-def _rotated(items: Sequence[Item], turn: int) -> list[Item]:
-    at = turn % len(items) if items else 0
-    return [*items[at:], *items[:at]]
 
 
 def _consume_from(value: str | int | datetime, now_ms: int) -> ConsumeFrom | int:

@@ -236,11 +236,16 @@ class AckStatus(Enum):
 
 def ack(group: str, receipts: Sequence[tuple[str, Receipt]]) -> Rule[list[AckStatus]]:
     """Acknowledge messages by topic (the one they were read from) and receipt. Doing it again changes nothing."""
+    return ack_all([(group, topic, receipt) for topic, receipt in receipts])
+
+
+def ack_all(receipts: Sequence[tuple[str, str, Receipt]]) -> Rule[list[AckStatus]]:
+    """As `ack`, for messages of several groups: by group, topic and receipt."""
 
     def rule(state: LogState) -> Decision[list[AckStatus]]:
         answers: list[AckStatus] = []
         ended: dict[Place, dict[int, None]] = {}
-        for topic, receipt in receipts:
+        for group, topic, receipt in receipts:
             place = (group, topic, receipt.queue_id)
             status = _judge(state, place, receipt)
             answers.append(status)
@@ -271,6 +276,40 @@ def change_invisible(group: str, topic: str, receipt: Receipt, *, invisible_ms: 
         claim = Claim(receipt.queue_offset, state.now_ms, invisible_ms, consumer)
         record = change_record(place, receipt.queue_offset, claim)
         return Decision(Changed(status, claim), records=[(PopState.topics[0], record)])
+
+    return rule
+
+
+def change_all(
+    receipts: Sequence[tuple[str, str, Receipt]], *, invisible_ms: int, consumer: str
+) -> Rule[list[Changed]]:
+    """As `change_invisible`, for several messages, each once: by group, topic and receipt."""
+    rules = [
+        change_invisible(group, topic, receipt, invisible_ms=invisible_ms, consumer=consumer)
+        for group, topic, receipt in receipts
+    ]
+
+    def rule(state: LogState) -> Decision[list[Changed]]:
+        decided = [each(state) for each in rules]
+        return Decision([each.answer for each in decided], records=[one for each in decided for one in each.records])
+
+    return rule
+
+
+def dead_letter(group: str, topic: str, receipt: Receipt, message: StoredMessage) -> Rule[AckStatus]:
+    """Give up a message that is held by `receipt`: its copy in the dead-letter topic and the end of the claim at once.
+
+    `message` is as the log has it.
+    """
+    row = retry.dead_letter_row(message, group)
+
+    def rule(state: LogState) -> Decision[AckStatus]:
+        place = (group, topic, receipt.queue_id)
+        status = _judge(state, place, receipt)
+        if status is not AckStatus.OK:
+            return Decision(status)
+        records = _end(state, {place: {receipt.queue_offset: None}})
+        return Decision(status, rows=MessageBatch.from_rows([row]), records=records)
 
     return rule
 
