@@ -42,6 +42,7 @@ _HOMES: Final = {
     "serve": ("serve", "serve"),
     "verify": ("verify", "verify"),
     "recover": ("recovery", "recover"),
+    "proxy": ("proxy", "proxy"),
     "mqadmin": ("mqadmin", "mqadmin"),
 }
 """Module and name of each command, in the order of `rmq --help`."""

@@ -10,7 +10,8 @@ from rmq_spark.client.consumer_life import ConsumerLife
 from rmq_spark.client.consumer_settings import ConsumeFromArgument, start_of
 from rmq_spark.client.observer import acknowledged, received
 from rmq_spark.client.pop_broker import Taken
-from rmq_spark.client.pop_receiver import PopReceiver, rotated
+from rmq_spark.client.pop_receiver import PopReceiver
+from rmq_spark.client.pop_sources import rotated
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription, subscription
 from rmq_spark.errors import InvalidRequestError, PreconditionFailedError

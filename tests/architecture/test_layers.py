@@ -23,7 +23,7 @@ LAYERS = {
     "storage": 2, "log": 2,
     "rules": 3,
     "client": 4, "services": 4, "tables": 4, "query": 4, "metrics": 4,
-    "spark": 5, "cli": 5, "demo": 5,
+    "spark": 5, "proxy": 5, "cli": 5, "demo": 5,
     "demo_spark": 6, "jobs": 6,
 }
 # fmt: on
@@ -40,9 +40,11 @@ SAME_LAYER = {
     ("metrics", "client"),
     ("query", "tables"),
     ("services", "tables"),
+    ("cli", "proxy"),
 }
 """Imports within a layer that are meant: model and log lines stand on errors and clock, the log on the storage
-protocol, tables, queries, services and metrics on an open store, queries and services on tables."""
+protocol, tables, queries, services and metrics on an open store, queries and services on tables, `rmq proxy` on the
+proxy."""
 
 CORE = {"numpy", "pyarrow"}
 MAY_IMPORT = {
@@ -61,12 +63,13 @@ MAY_IMPORT = {
     "tables": CORE,
     "query": CORE,
     "spark": CORE | {"pyspark"},
+    "proxy": {"google", "grpc", "grpc_health", "grpc_reflection", "prometheus_client"},
     "cli": CORE | {"typer", "rich", "click"},
     "demo": CORE | {"rich"},
     "demo_spark": {"pyspark"},
     "jobs": {"pyspark"},
 }
-"""Packages from outside, by part. Only the Spark source imports pyspark; nothing imports grpc yet."""
+"""Packages from outside, by part. Only the Spark source imports pyspark, only the proxy grpc."""
 
 PLAIN_MODEL_EXCEPT = {"model/java_hash.py"}
 """The model is plain Python; only the column form of Java's hash works on arrays."""
