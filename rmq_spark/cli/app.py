@@ -27,6 +27,7 @@ _HOMES: Final = {
     "conf": ("info", "conf"),
     "topic": ("topic", "app"),
     "group": ("group", "app"),
+    "acl": ("acl", "app"),
     "send": ("send", "send"),
     "read": ("read", "read"),
     "query": ("query", "query"),
