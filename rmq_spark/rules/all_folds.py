@@ -10,6 +10,7 @@ from typing import Final
 
 from rmq_spark.log.fold import Fold
 from rmq_spark.rules.acl import AccessControl
+from rmq_spark.rules.cluster import ClusterConfig
 from rmq_spark.rules.lease import TableLeases
 from rmq_spark.rules.members import GroupMembers
 from rmq_spark.rules.offsets import ConsumerOffsets
@@ -23,6 +24,7 @@ from rmq_spark.rules.transaction import Transactions
 NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (
     TopicConfigs,
     GroupConfigs,
+    ClusterConfig,
     TableLeases,
     GroupMembers,
     AccessControl,
