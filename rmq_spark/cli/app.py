@@ -28,6 +28,7 @@ _HOMES: Final = {
     "topic": ("topic", "app"),
     "group": ("group", "app"),
     "broker": ("broker", "app"),
+    "acl": ("acl", "app"),
     "send": ("send", "send"),
     "consume": ("consume", "consume"),
     "read": ("read", "read"),

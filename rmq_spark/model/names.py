@@ -48,6 +48,7 @@ STATE_TOPICS: Final = frozenset(
         "rmq_sys_pop",
         "rmq_sys_service_lease",
         "rmq_sys_timer_progress",
+        "rmq_sys_acl",
     }
 )
 """Topics whose messages are records of a fold: they stand in commits, never in row files or tables."""
