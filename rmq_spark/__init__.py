@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rmq_spark.errors import (
+    BackPressureError,
     ClockSkewError,
     ClosedError,
     CorruptDataError,
@@ -32,14 +33,17 @@ if TYPE_CHECKING:
     from rmq_spark.client.push_consumer import PushConsumer
     from rmq_spark.client.send_result import SendHook, SendResult, SendStatus
     from rmq_spark.client.simple_consumer import SimpleConsumer
-    from rmq_spark.client.store import Store, Topic
+    from rmq_spark.client.store import Store
     from rmq_spark.model.message import Message
     from rmq_spark.model.message_queue import MessageQueue
     from rmq_spark.model.settings import Flush, LogSettings
     from rmq_spark.model.stored_message import ReceivedMessage
+    from rmq_spark.rules.message_type import MessageType
+    from rmq_spark.rules.topics import Topic
     from rmq_spark.rules.transaction import TransactionState
 
 __all__ = [
+    "BackPressureError",
     "ClockSkewError",
     "ClosedError",
     "ConsumeResult",
@@ -55,6 +59,7 @@ __all__ = [
     "LostRaceError",
     "Message",
     "MessageQueue",
+    "MessageType",
     "MissingExtraError",
     "NotFoundError",
     "OutcomeUnknownError",
@@ -90,6 +95,7 @@ __getattr__ = lazy_names(
         "LogSettings": "rmq_spark.model.settings",
         "Message": "rmq_spark.model.message",
         "MessageQueue": "rmq_spark.model.message_queue",
+        "MessageType": "rmq_spark.rules.message_type",
         "Producer": "rmq_spark.client.producer",
         "PushConsumer": "rmq_spark.client.push_consumer",
         "ReceivedMessage": "rmq_spark.model.stored_message",
@@ -98,7 +104,7 @@ __getattr__ = lazy_names(
         "SendStatus": "rmq_spark.client.send_result",
         "SimpleConsumer": "rmq_spark.client.simple_consumer",
         "Store": "rmq_spark.client.store",
-        "Topic": "rmq_spark.client.store",
+        "Topic": "rmq_spark.rules.topics",
         "TransactionState": "rmq_spark.rules.transaction",
     },
 )

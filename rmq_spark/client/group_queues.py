@@ -13,10 +13,12 @@ from typing import Final, TypeVar
 
 from rmq_spark.client.consumer_settings import ConsumerSettings
 from rmq_spark.client.store import Store
+from rmq_spark.client.subscription import Subscription
 from rmq_spark.client.time_search import QueueTimes
-from rmq_spark.errors import OutcomeUnknownError
+from rmq_spark.errors import DataExpiredError, OutcomeUnknownError
 from rmq_spark.log.commit_log import AppendResult, CommitLog, Decided
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.queue_reader import ALL, QueueRead, read_queue
 from rmq_spark.log.request import Rule
 from rmq_spark.log.view import LogView
 from rmq_spark.model.message_queue import MessageQueue
@@ -93,6 +95,43 @@ class GroupQueues:
     def log(self, broker: str) -> CommitLog:
         """A broker's log with what is needed here."""
         return self._store.log(broker, ConsumerOffsets, QueueLeases)
+
+    def read(
+        self, queue: MessageQueue, offset: int, subscribed: Subscription | None, *, rows_max: int, place: int
+    ) -> QueueRead | int:
+        """The next messages of a queue that are wanted; or where it begins, if retention took what is at `offset`.
+
+        Args:
+            queue: which one.
+            offset: where to read from.
+            subscribed: which messages are wanted; None: all. Those of the retry topic are: they were wanted once.
+            rows_max: as `read_queue`.
+            place: as `read_queue`.
+
+        Raises:
+            RmqError: the log cannot be read.
+        """
+        wanted = ALL if subscribed is None else subscribed.wanted
+        try:
+            return read_queue(
+                self.log(queue.broker),
+                queue.topic,
+                queue.queue_id,
+                offset,
+                rows_max=rows_max,
+                wanted=wanted,
+                place=place,
+            )
+        except DataExpiredError as error:
+            first = int(str(error.context["first"]))
+            _log.warning(
+                "messages expired before the group consumed them (group=%r, queue=%r, from=%d, to=%d)",
+                self._group,
+                tuple(queue),
+                offset,
+                first,
+            )
+            return first
 
     # ------------------------------------------------------------ membership
 
@@ -291,6 +330,15 @@ def decide_surely(log: CommitLog, rule: Rule[Answer]) -> Decided[Answer]:
         except OutcomeUnknownError:
             continue  # the same rule again lands once, and gives the same answer
     return log.decide(rule)
+
+
+def warn_lost(group: str, queue: MessageQueue) -> None:
+    """Say that another consumer may have a queue."""
+    _log.warning(
+        "the lease of a queue was lost; its messages since the last commit come again (group=%r, queue=%r)",
+        group,
+        tuple(queue),
+    )
 
 
 def by_broker(values: Mapping[MessageQueue, Value]) -> dict[str, dict[Queue, Value]]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rmq_spark.client.send_result import SendResult, SendStatus
-from rmq_spark.client.store import Topic
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log.commit_log import AppendResult
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.message import Message
 from rmq_spark.model.message_row import MessageRow
-from rmq_spark.rules import recall_handle, routing
+from rmq_spark.rules import recall_handle
 
 
 @dataclass(slots=True)
@@ -28,16 +27,6 @@ class Prepared:
     batch: MessageBatch
     result: AppendResult | None = None
     """Set once they landed; a send may be interrupted after that, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A topic's queues, as they were at a moment."""
-
-    at_ns: int
-    topic: Topic
-    queues: Sequence[routing.Place]
-    by_broker: Mapping[str, Sequence[routing.Place]]
 
 
 def check_messages(messages: Sequence[Message]) -> None:

@@ -21,25 +21,25 @@ from rmq_spark.client import table_rows
 from rmq_spark.client.async_sender import AsyncSender
 from rmq_spark.client.check_answers import CheckAnswers, Checker
 from rmq_spark.client.compression import compress
-from rmq_spark.client.prepared import Prepared, Route, check_messages, send_results
+from rmq_spark.client.prepared import Prepared, check_messages, send_results
 from rmq_spark.client.recall import recall
+from rmq_spark.client.routes import Routes
 from rmq_spark.client.send_result import SendHook, SendResult, SendStatus
-from rmq_spark.client.store import AUTO_CREATE_QUEUES, Store
+from rmq_spark.client.store import Store
 from rmq_spark.client.transaction import Transaction
-from rmq_spark.errors import ClosedError, InvalidRequestError, NotFoundError, OutcomeUnknownError, RmqError
+from rmq_spark.errors import ClosedError, InvalidRequestError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import UNCLEAR_REMEMBERED, AppendResult
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model import names, times
 from rmq_spark.model.message import Message
 from rmq_spark.model.message_id import UniqueIds, own_address
 from rmq_spark.model.message_row import MessageRow
-from rmq_spark.rules import delay, routing, system_topics
+from rmq_spark.rules import delay, routing
+from rmq_spark.rules.message_type import MessageType
 from rmq_spark.rules.transaction import IMMUNITY_MS
 
 __all__ = ["Prepared", "Producer", "SendHook", "SendResult", "SendStatus"]
 
-ROUTE_SECONDS: Final = 30
-"""How long a topic's queues are remembered, as RocketMQ's clients poll routes."""
 SEND_TIMEOUT_SECONDS: Final = 3.0
 """No further attempt is made after so long (RocketMQ: `sendMsgTimeout`, for all attempts together)."""
 RETRIES: Final = 2
@@ -58,7 +58,8 @@ class Producer:
     Args:
         store: an open store.
         group: the producer group; producers of a transaction are found by it.
-        auto_create: create unknown topics with 4 queues, as RocketMQ's brokers do by default.
+        auto_create: create unknown topics with 4 queues, as RocketMQ's brokers do by default, unless the store's
+            settings forbid it.
         compress_over_bytes: compress bodies of at least so many bytes (RocketMQ: 4096); None never does.
         delays: delay levels, and how far ahead a delivery time may be; by default the store's settings count.
         checker: tells what has become of a transaction, from its first message. With one, the producer answers the
@@ -102,7 +103,7 @@ class Producer:
         self._host = own_address()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._routes: dict[str, Route] = {}
+        self._routes = Routes(store, auto_create=auto_create)
         self._turns = routing.RoundRobin(lambda: int(store.clock.token()[-8:], 16))
         self._unclear: dict[tuple[int, ...], Prepared] = {}
         """Sends whose outcome is not known, by the identity of their messages."""
@@ -121,9 +122,10 @@ class Producer:
         """Send one message and return where it is; with `transaction` it is invisible until that is committed.
 
         Raises:
-            NotFoundError: the topic does not exist and `auto_create` is off.
-            InvalidRequestError: the topic is reserved, or has no queue of the number asked for; or the delivery
-                time is too far ahead.
+            NotFoundError: the topic does not exist, and `auto_create` or the store's setting is off.
+            InvalidRequestError: the topic is reserved, takes messages of another type, may not be written, or has no
+                queue of the number asked for; or the delivery time is too far ahead.
+            BackPressureError: consumers of the topic are too far behind; nothing was written.
             PreconditionFailedError: the transaction is not open any more; nothing was written.
             RmqError: as `CommitLog.append` says, of the last attempt.
         """
@@ -388,7 +390,7 @@ class Producer:
         now = self._store.clock.now_ms()
         asked = delay.of_message(message, now)
         delay.check_delay(asked, now, self._delays)
-        broker, queue = self._place(message, transaction.broker or "", None)
+        broker, queue = self._place(message, transaction.broker or "", None, in_transaction=True)
         row = self._row(message, queue, message.msg_id or self._ids.draw()[0], now)
         landed = transaction.add(broker, row, asked.deliver_ms)
         offset = None if landed.commit_offsets is None else int(landed.commit_offsets[0])
@@ -401,14 +403,15 @@ class Producer:
         return send_results(prepared, result)
 
     def _table_part(self, topic: str, part: pa.Table) -> tuple[str, MessageBatch]:
-        route = self._route(topic)
+        route = self._routes.of(topic)
+        self._routes.check(route, MessageType.NORMAL)
         broker = routing.choose(
             route.queues, self._turns.next(topic), latency=self._latency, now_ms=self._store.clock.elapsed_ns() / 1e6
         )[0]
         batch = table_rows.table_batch(
             part,
             topic,
-            route.topic.queues[broker],
+            len(route.by_broker[broker]),
             self._turns.next(topic),
             ids=self._ids,
             host=self._host,
@@ -416,10 +419,12 @@ class Producer:
         )
         return broker, batch
 
-    def _place(self, message: Message, broker: str, avoid: str | None) -> routing.Place:
+    def _place(
+        self, message: Message, broker: str, avoid: str | None, *, in_transaction: bool = False
+    ) -> routing.Place:
         """The broker and queue of a message; `broker` is the one that others of its batch go to."""
         topic = message.topic
-        route = self._route(topic)
+        route = self._routes.for_message(message, in_transaction=in_transaction)
         queues = route.queues
         if broker:
             queues = route.by_broker.get(broker, ())
@@ -439,24 +444,6 @@ class Producer:
             sharding_key=message.sharding_key,
             priority=message.priority,
         )
-
-    def _route(self, name: str) -> Route:
-        now = self._store.clock.elapsed_ns()
-        known = self._routes.get(name)
-        if known is not None and now - known.at_ns < ROUTE_SECONDS * 1_000_000_000:
-            return known
-        system_topics.check_sendable(name)
-        topic = self._store.find_topic(name)
-        if topic is None and not self._auto_create:
-            raise NotFoundError("no such topic; create it first", topic=name)
-        if topic is None:
-            topic = self._store.create_topic(name, queues=AUTO_CREATE_QUEUES)
-        queues = topic.message_queues()
-        if not queues:
-            raise InvalidRequestError("topic has no queues that may be written", topic=name)
-        by_broker = {broker: [place for place in queues if place[0] == broker] for broker in topic.queues}
-        route = self._routes[name] = Route(now, topic, queues, by_broker)
-        return route
 
     def _sender(self) -> AsyncSender:
         if os.getpid() != self._pid:

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import inspect
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from rmq_spark.client.consume_result import ConsumeResult
+from rmq_spark.client.consumer_life import ConsumerLife
 from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, ConsumerSettings, start_of
 from rmq_spark.client.group_queues import GroupQueues
 from rmq_spark.client.group_settings import group_settings
+from rmq_spark.client.listener_engine import AGAIN_MS, ListenerEngine
 from rmq_spark.client.local_offsets import LocalOffsets
-from rmq_spark.client.push_engine import AGAIN_MS, PushEngine
+from rmq_spark.client.pop_engine import PopEngine
+from rmq_spark.client.pop_receiver import PopReceiver
+from rmq_spark.client.push_engine import PushEngine
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription, subscription
-from rmq_spark.errors import ClosedError, InvalidRequestError, RmqError
+from rmq_spark.errors import InvalidRequestError, RmqError
 from rmq_spark.model import names
-from rmq_spark.model.message_id import own_address
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules import retry
-from rmq_spark.rules.assignment import STRATEGIES, Strategy
+from rmq_spark.rules.assignment import Strategy, strategy_of
 
 CLOSE_SECONDS: Final = 30.0
 """So long `close` waits for listeners."""
@@ -39,13 +39,15 @@ NO_ROOM_SECONDS: Final = 0.05
 OFFSETS_HOME: Final = "~/.rmq_spark_offsets"
 """Where broadcasting consumers keep their offsets."""
 
+Engine = ListenerEngine[Any]
+
 Handle = Callable[[Any], ConsumeResult | Awaitable[ConsumeResult | None] | None]
 """Gets a message, or a list of messages when `batch_size` is over 1; may be a coroutine function."""
 
 _log = logging.getLogger(__name__)
 
 
-class PushConsumer:
+class PushConsumer(ConsumerLife):
     """Calls a listener for every message of some topics. Close it, or use it as a context manager.
 
     The consumers of a group share the queues, and each message goes to one of them (clustering), or each consumer gets
@@ -53,6 +55,12 @@ class PushConsumer:
     `%RETRY%group` after 10 s, 30 s, 1 min and so on; after 16 retries it goes to `%DLQ%group`. Some process must run
     the timer service for that. With `orderly`, the messages of a queue are consumed one batch after the other, by one
     consumer of the group at a time; a batch that fails is retried in place, and holds its queue.
+
+    With `pop`, queues are not shared out: every consumer of the group receives from every queue, so a slow one holds
+    nobody up, and there may be more consumers than queues. A message is invisible to the others while its listener
+    works; one that fails comes again after 1 s, 5 s, 10 s and so on, and goes to `%DLQ%group` after the maximum. Some
+    process must run `ReviveService` for that. With `orderly`, each queue has one batch in flight. All consumers of a
+    group must be alike in this.
 
     Args:
         store: an open store; close the consumer before it.
@@ -62,7 +70,9 @@ class PushConsumer:
             dropped, with a line in the log.
         threads: how many listeners run at a time.
         batch_size: messages that a listener gets at once; over 1 it gets lists.
-        max_reconsume_times: how often a message is retried; -1: as the group's settings say (16), in order for ever.
+        pop: receive by POP; not for broadcasting.
+        max_reconsume_times: how often a message is retried; -1: as the group's settings say (16), in order without
+            `pop` for ever. With `pop` not more often than the group's settings say.
         consume_from: where the group starts in queues that it has no offset of: `latest` (queues whose first message
             is less than an hour old are read whole, see `rules/start_offset.py`), `earliest`, or a time.
         strategy: how queues are shared: `AVG`, `AVG_BY_CIRCLE`, `CONSISTENT_HASH`, or one of `rules/assignment.py`.
@@ -92,6 +102,7 @@ class PushConsumer:
         *,
         orderly: bool = False,
         broadcasting: bool = False,
+        pop: bool = False,
         threads: int = 20,
         batch_size: int = 1,
         max_reconsume_times: int = -1,
@@ -104,45 +115,36 @@ class PushConsumer:
         for name, number in (("threads", threads), ("batch_size", batch_size)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise InvalidRequestError(f"{name} is a number from 1 on", **{name: number})
-        self._store = store
-        self._group = names.check_group(group)
+        if pop and broadcasting:
+            raise InvalidRequestError("with pop the consumers of a group share messages; leave out broadcasting")
+        super().__init__(store, group)
         self._orderly = orderly
+        self._pop = pop
         self._broadcasting = broadcasting
         self._threads_wanted = threads
         self._batch_size = batch_size
         self._max_reconsume_times = max_reconsume_times
         self._settings = settings
-        self._pid = os.getpid()
-        self._client_id = client_id(store)
         self._local = self._local_offsets(instance, offsets_home) if broadcasting else None
+        self._start_from = start_of(consume_from, store.clock.now_ms())
         self._groups = GroupQueues(
             store,
             group,
             self._client_id,
             settings=settings,
             strategy=strategy_of(strategy),
-            consume_from=start_of(consume_from, store.clock.now_ms()),
+            consume_from=self._start_from,
             retries=not broadcasting and not orderly,
         )
         self._subscriptions: dict[str, Subscription] = {}
         self._lock = threading.Lock()
-        self._engine: PushEngine | None = None
+        self._engine: Engine | None = None
         self._stop = threading.Event()
-        self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
         self._workers: list[threading.Thread] = []
         self._reading: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._error: RmqError | None = None
-        self._at_exit: Callable[[], None] | None = None
-
-    def __repr__(self) -> str:
-        return f"PushConsumer({self._store!r}, {self._group!r})"
-
-    @property
-    def client_id(self) -> str:
-        """How the other members of the group and tools see this consumer."""
-        return self._client_id
 
     @property
     def error(self) -> RmqError | None:
@@ -191,8 +193,7 @@ class PushConsumer:
             engine = self._make_engine(handle)
             engine.tick()
             self._engine = engine
-        self._at_exit = _closer(weakref.ref(self))
-        atexit.register(self._at_exit)
+        self._close_at_exit()
         self._workers = [self._run("work", self._work, engine) for _ in range(self._threads_wanted)]
         self._threads = [
             self._run("upkeep", self._keep_up, engine),
@@ -221,12 +222,11 @@ class PushConsumer:
             RmqError: the offsets could not be committed: messages since the last commit come again.
         """
         with self._lock:
-            if self._ended.is_set() or os.getpid() != self._pid:
-                return  # a fork has no threads to stop, and the group's membership is its parent's
+            if self._ended.is_set() or self._is_forked:
+                return
             self._ended.set()
             engine = self._engine
-        if self._at_exit is not None:
-            atexit.unregister(self._at_exit)
+        self._forget_exit()
         self._stop.set()
         if engine is None:
             return
@@ -247,16 +247,30 @@ class PushConsumer:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def __enter__(self) -> PushConsumer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _make_engine(self, handle: Handle) -> PushEngine:
+    def _make_engine(self, handle: Handle) -> Engine:
         maximum = group_settings(self._store, self._group).retry_max_times
+        if self._pop:
+            receiver = PopReceiver(
+                self._store,
+                self._group,
+                self._client_id,
+                self._subscriptions,
+                consume_from=self._start_from,
+                orderly=self._orderly,
+            )
+            return PopEngine(
+                self._clock,
+                self._group,
+                self._groups,
+                receiver,
+                expressions={topic: each.expression for topic, each in self._subscriptions.items()},
+                listener=self._listener(handle),
+                settings=self._settings,
+                threads=self._threads_wanted,
+                batch_size=self._batch_size,
+                orderly=self._orderly,
+                retry_max=None if self._max_reconsume_times < 0 else self._max_reconsume_times,
+            )
         return PushEngine(
             self._store,
             self._group,
@@ -272,7 +286,7 @@ class PushConsumer:
 
     # ------------------------------------------------------------ threads
 
-    def _run(self, name: str, target: Callable[[PushEngine], None], engine: PushEngine) -> threading.Thread:
+    def _run(self, name: str, target: Callable[[Engine], None], engine: Engine) -> threading.Thread:
         def run() -> None:
             try:
                 target(engine)
@@ -295,11 +309,11 @@ class PushConsumer:
             self._engine.wake_workers(len(self._workers))
         self._ended.set()
 
-    def _work(self, engine: PushEngine) -> None:
+    def _work(self, engine: Engine) -> None:
         while not self._stop.is_set():
             engine.work(None)
 
-    def _keep_up(self, engine: PushEngine) -> None:
+    def _keep_up(self, engine: Engine) -> None:
         while not self._stop.is_set():
             try:
                 seconds = engine.tick()
@@ -312,30 +326,30 @@ class PushConsumer:
             engine.attention.wait(min(seconds, LOOK_SECONDS))
             engine.attention.clear()
 
-    def _watch_members(self, engine: PushEngine) -> None:
+    def _watch_members(self, engine: Engine) -> None:
         seen = engine.nameserver_end
         while not self._stop.is_set():
             if self._store.nameserver.wait(seen, LOOK_SECONDS):
                 seen = self._store.nameserver.look(lambda view: view.state.offset)
                 engine.share_again()
 
-    def _read_brokers(self, engine: PushEngine) -> None:
+    def _read_brokers(self, engine: Engine) -> None:
         for broker in sorted(engine.brokers() - self._reading):
             self._reading.add(broker)
             self._threads.append(self._run("read", partial(self._read, broker), engine))
 
-    def _read(self, broker: str, engine: PushEngine) -> None:
-        log = self._groups.log(broker)
+    def _read(self, broker: str, engine: Engine) -> None:
         while not self._stop.is_set():
             try:
-                grown, blocked, end = engine.fetch(broker)
-                if grown:
+                fetched = engine.fetch(broker)
+                if fetched.grown:
                     continue
-                if blocked:
+                if fetched.blocked:
                     with engine.changed:
                         engine.changed.wait(NO_ROOM_SECONDS)
                 else:
-                    log.wait(end, LOOK_SECONDS)
+                    seconds = LOOK_SECONDS if fetched.wait_ms is None else min(LOOK_SECONDS, fetched.wait_ms / 1000)
+                    engine.wait(broker, fetched.log_end, seconds)
             except RmqError as error:
                 if not error.retriable:
                     raise
@@ -380,51 +394,12 @@ class PushConsumer:
 
     # ------------------------------------------------------------ inner works
 
-    def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                "the consumer was made before a fork; open the store and make a consumer in this process",
-                group=self._group,
-            )
-        if self._ended.is_set():
-            raise ClosedError("the consumer is closed; make a new one", group=self._group)
-
     def _local_offsets(self, instance: str, home: str | os.PathLike[str]) -> LocalOffsets:
         # The store's nonce: groups of the same name in two stores must not share offsets.
         place = Path(home).expanduser() / self._store.info["nonce"] / names.check_broker(instance)
         return LocalOffsets(place / f"{self._group.replace('|', '%7C')}.json")
 
 
-def client_id(store: Store) -> str:
-    """An id that no other consumer has."""
-    return f"{own_address()}@{os.getpid()}#{store.clock.token()[-12:]}"
-
-
-def strategy_of(strategy: str | Strategy) -> Strategy:
-    """The strategy of a name, or itself.
-
-    Raises:
-        InvalidRequestError: no such name.
-    """
-    if not isinstance(strategy, str):
-        return strategy
-    if strategy not in STRATEGIES:
-        raise InvalidRequestError("no such strategy", strategy=strategy, known=sorted(STRATEGIES))
-    return STRATEGIES[strategy]
-
-
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
     loop.close()
-
-
-def _closer(consumer: weakref.ref[PushConsumer]) -> Callable[[], None]:
-    def close() -> None:
-        found = consumer()
-        if found is not None:
-            try:
-                found.close()
-            except RmqError as error:
-                _log.warning("a consumer could not commit its offsets when the interpreter ended: %s", error)
-
-    return close

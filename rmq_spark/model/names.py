@@ -39,6 +39,7 @@ STATE_TOPICS: Final = frozenset(
         "rmq_sys_sink_batch",
         "rmq_sys_topic_config",
         "rmq_sys_group_config",
+        "rmq_sys_cluster_config",
         "rmq_sys_consumer_offset",
         "rmq_sys_table_lease",
         "rmq_sys_group_member",

@@ -138,6 +138,19 @@ STRATEGIES: Final[dict[str, Strategy]] = {
 """Strategies that need nothing but a name; RocketMQ's names."""
 
 
+def strategy_of(strategy: str | Strategy) -> Strategy:
+    """The strategy of a name, or itself.
+
+    Raises:
+        InvalidRequestError: no such name.
+    """
+    if not isinstance(strategy, str):
+        return strategy
+    if strategy not in STRATEGIES:
+        raise InvalidRequestError("no such strategy", strategy=strategy, known=sorted(STRATEGIES))
+    return STRATEGIES[strategy]
+
+
 def _ordered(
     me: str, queues: Sequence[MessageQueue], members: Sequence[str]
 ) -> tuple[list[MessageQueue], int | None, int]:

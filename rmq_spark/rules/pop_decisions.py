@@ -39,6 +39,8 @@ FOLDS: Final[tuple[type[Fold], ...]] = (PopState, ConsumerOffsets)
 
 RECEIVE_MAX: Final = 32
 """Most messages of one receive, as in RocketMQ."""
+INVISIBLE_MS_MAX: Final = 12 * 3_600_000
+"""Longest time that a message may be held, as in RocketMQ."""
 REVIVE_MS: Final = 1_000
 """So often somebody looks for messages whose time is over."""
 
@@ -260,17 +262,54 @@ class Changed:
     """What the new receipt names; None unless `OK`."""
 
 
-def change_invisible(group: str, topic: str, receipt: Receipt, *, invisible_ms: int, consumer: str) -> Rule[Changed]:
-    """Let a message be visible again `invisible_ms` from now on; the old receipt stops working (rule 31)."""
+def change_invisible(
+    group: str, receipts: Sequence[tuple[str, Receipt]], *, invisible_ms: int, consumer: str
+) -> Rule[list[Changed]]:
+    """Let messages be visible again `invisible_ms` from now on; the old receipts stop working (rule 31).
 
-    def rule(state: LogState) -> Decision[Changed]:
-        place = (group, topic, receipt.queue_id)
-        status = _judge(state, place, receipt)
-        if status is not AckStatus.OK:
-            return Decision(Changed(status))
-        claim = Claim(receipt.queue_offset, state.now_ms, invisible_ms, consumer)
-        record = change_record(place, receipt.queue_offset, claim)
-        return Decision(Changed(status, claim), records=[(PopState.topics[0], record)])
+    Args:
+        group: the group.
+        receipts: with the topics that the messages were read from.
+        invisible_ms: how long nobody else gets them.
+        consumer: who holds them.
+    """
+
+    def rule(state: LogState) -> Decision[list[Changed]]:
+        answers: list[Changed] = []
+        records: list[_Record] = []
+        for topic, receipt in receipts:
+            place = (group, topic, receipt.queue_id)
+            status = _judge(state, place, receipt)
+            claim = None
+            if status is AckStatus.OK:
+                claim = Claim(receipt.queue_offset, state.now_ms, invisible_ms, consumer)
+                records.append((PopState.topics[0], change_record(place, receipt.queue_offset, claim)))
+            answers.append(Changed(status, claim))
+        return Decision(answers, records=records)
+
+    return rule
+
+
+def give_up(group: str, messages: Sequence[tuple[str, Receipt, StoredMessage]]) -> Rule[list[AckStatus]]:
+    """Move messages that are held to the group's dead-letter topic; copies and the end of the claims are one commit.
+
+    Args:
+        group: the group.
+        messages: each with the topic that it was read from and its receipt; bodies as they are to be stored.
+    """
+
+    def rule(state: LogState) -> Decision[list[AckStatus]]:
+        answers: list[AckStatus] = []
+        ended: dict[Place, dict[int, None]] = {}
+        rows: list[MessageRow] = []
+        for topic, receipt, message in messages:
+            place = (group, topic, receipt.queue_id)
+            status = _judge(state, place, receipt)
+            answers.append(status)
+            if status is AckStatus.OK:
+                ended.setdefault(place, {})[receipt.queue_offset] = None
+                rows.append(retry.dead_letter_row(message, group))
+        return Decision(answers, rows=MessageBatch.from_rows(rows) if rows else None, records=_end(state, ended))
 
     return rule
 
