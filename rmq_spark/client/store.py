@@ -271,7 +271,7 @@ class Store:
             NotFoundError: there is no such topic.
             InvalidRequestError: an illegal number, or fewer than it has on a broker.
         """
-        self.topic(name)  # names the nearest topic if there is none
+        self.topic(name)  # an unknown name is an error that names the nearest
         wanted = TopicChange(read_queues=queues, write_queues=queues)
         return self.nameserver.decide(topic_decisions.update(name, wanted)).answer
 
