@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, InvalidRequestError, NotFoundError
 from rmq_spark.log import file_encoder, scan, schema
+from rmq_spark.log.announce import past_announcements
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, newest_mark, write_mark
 from rmq_spark.log.rows import cut, describe
@@ -270,7 +271,7 @@ def _bounds(batches: list[pa.RecordBatch]) -> I64:
 
 
 def collect_garbage(log: CommitLog, mark: Mark) -> int:
-    """Delete files that `mark` has made useless: rolled commits, replaced segments, old snapshots.
+    """Delete files that `mark` has made useless: rolled commits, replaced segments, old snapshots; and dead offers.
 
     Files younger than the grace period stay, for readers that still hold them. Row files are the business of
     `collect`: a commit file below the floor may be an orphan, so what it refers to is no reason to delete.
@@ -282,26 +283,24 @@ def collect_garbage(log: CommitLog, mark: Mark) -> int:
     if useless and mark.epoch:
         # Its maker may have died between creating it and making it durable. Names must not become free before that.
         storage.sync([paths.mark(root, mark.epoch)])
-    for path in useless:
-        storage.delete(path)
+    storage.delete_many(useless)
     return len(useless)
 
 
 def _useless(log: CommitLog, mark: Mark) -> list[str]:
-    """Paths of the files that `mark` has made useless, in the order of deletion; foreign files are not ours to take."""
+    """Paths of the files that `mark` has made useless; foreign files are not ours to take."""
     storage, root = log.storage, log.root
     latest = log.clock.now_ms() - log.settings.delete_grace_ms
-    old = sorted(
-        number
+    useless = [
+        paths.commit(root, number)
         for info in storage.list(paths.commitlog(root))
         if (number := paths.file_number(info.name)) is not None and number < mark.floor and info.modified_ms <= latest
-    )
-    found = [paths.commit(root, number) for number in old]
+    ]
     live = {segment.name for segment in mark.segments}
     # A segment that is not in the mark was replaced, has expired, or its roller died or lost. A roller that is
     # about to name it in a mark of its own cannot: that mark's number would be this mark's, which is taken.
     # Younger files may belong to a roller that began after this mark.
-    found += [
+    useless += [
         f"{paths.segments(root)}/{info.name}"
         for info in storage.list(paths.segments(root))
         if info.name not in live and info.modified_ms <= latest and _is_older(info.name, mark)
@@ -309,14 +308,14 @@ def _useless(log: CommitLog, mark: Mark) -> list[str]:
     for info in storage.list(paths.snapshots(root)):
         offset = paths.snapshot_offset(info.name)
         if offset is not None and offset < mark.floor:
-            found.append(f"{paths.snapshots(root)}/{info.name}")
+            useless.append(f"{paths.snapshots(root)}/{info.name}")
     named = {snapshot.name for snapshot in mark.snapshots}
     for info in storage.list(paths.floors(root)):
         offset = paths.snapshot_offset(info.name)
         # One at the floor itself may be about to be named by an expiry.
         if offset is not None and offset < mark.floor and info.name not in named and info.modified_ms <= latest:
-            found.append(f"{paths.floors(root)}/{info.name}")
-    return found
+            useless.append(f"{paths.floors(root)}/{info.name}")
+    return useless + past_announcements(storage, root, log.clock.now_ms())
 
 
 def _is_older(name: str, mark: Mark) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from rmq_spark.client.store import Store
-from rmq_spark.log.announce import sweep_announced
 from rmq_spark.log.collect import collect
 from rmq_spark.log.roll import collect_garbage
 from rmq_spark.rules.all_folds import ALL_FOLDS
@@ -40,9 +39,7 @@ class SweepService:
             return self._every_seconds
         self.removed += sweep_leftovers(self._store.storage, self._store.clock)
         for log in maintained_logs(self._store):
-            mark, now_ms = log.look(lambda view: (view.mark, view.state.store_ms))
-            self.removed += collect_garbage(log, mark)
-            self.removed += sweep_announced(log.storage, log.root, max(now_ms, self._store.clock.now_ms()))
+            self.removed += collect_garbage(log, log.look(lambda view: view.mark))
             log.use(*ALL_FOLDS)
             self.removed += collect(log)
         return self._every_seconds
