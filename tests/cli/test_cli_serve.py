@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,10 @@ import pytest
 from cli_runner import Run
 
 from rmq_spark import Message, Producer, Store
-from rmq_spark.services.runner import ServiceStatus
+from rmq_spark.errors import UnavailableError
+from rmq_spark.services import runner as runner_module
+from rmq_spark.services.catalog import all_services
+from rmq_spark.services.runner import ServiceRunner, ServiceStatus
 from rmq_spark.services.status_page import UNHEALTHY_FAILURES, StatusPage, health
 
 GIVE_UP_SECONDS = 120
@@ -81,27 +83,26 @@ def test_it_serves_tells_its_health_and_stops_on_sigterm(store: Path):
         assert lines[-1]["message"].startswith("stopping")
 
 
-def test_it_delivers_and_survives_a_storage_that_fails_for_a_while(store: Path):
-    with Store.open(str(store), services="off") as opened:
-        Producer(opened).send(Message("orders", b"x"))
-    with serving(store, "--health", "0", "--no-retention", "--no-tables") as (_, port):
-        told = wait_for(port, lambda told: all(each["runs"] for each in told["services"].values()))
-        assert set(told["services"]) == {"timer", "transaction-check", "revive", "roll", "snapshot", "sweep"}
-        assert get(port, "/metrics")[0] == 404
-        aside = store.with_name("aside")
-        shutil.move(store / "nameserver", aside)  # reading the log fails
-        (store / "nameserver").write_text("not a directory")
-        told = wait_for(port, lambda told: told["status"] == "failing")
-        assert "timer" in told["failing"]
-        assert get(port, "/health")[0] == 503
-        (store / "nameserver").unlink()
-        shutil.move(aside, store / "nameserver")
-        assert get(port, "/health")[0] in (200, 503)
-        wait_for(port, lambda told: told["status"] == "ok")
-        with Store.open(str(store), services="off") as opened:
-            Producer(opened).send(Message("orders", b"later", delay=0.1))
+def test_it_survives_a_storage_that_fails_for_a_while_and_its_health_says_so(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(runner_module, "BACK_OFF_SECONDS_MIN", 0.001)
+    with Store.create(str(tmp_path / "store"), services="off") as store:
+        runner = ServiceRunner(all_services(store), store.clock)
+        with runner, StatusPage(0, runner.status, metrics=False) as page:
+            wait_for(page.port, lambda told: all(each["runs"] for each in told["services"].values()))
+
+            def unavailable(*_: object) -> None:
+                raise UnavailableError("the network is gone")
+
+            with monkeypatch.context() as patched:
+                for name in ("read", "read_range", "read_ranges", "read_tail", "read_tails", "exists", "list"):
+                    patched.setattr(type(store.storage), name, unavailable)
+                told = wait_for(page.port, lambda told: "timer" in told["failing"])
+                assert told["services"]["timer"]["lastError"] == "UnavailableError: the network is gone"
+                assert get(page.port, "/health")[0] == 503
+            wait_for(page.port, lambda told: told["status"] == "ok")
+            Producer(store).send(Message("orders", b"later", delay=0.1))
             until = time.monotonic() + GIVE_UP_SECONDS
-            while opened.read("orders").num_rows < 2:
+            while not store.read("orders").num_rows:
                 assert time.monotonic() < until
                 time.sleep(0.05)
 
@@ -114,9 +115,17 @@ def test_check_tells_what_waits_and_fails_if_it_waits_too_long(run: Run, store: 
     assert run("serve", "--check").code == 0
     result = run("serve", "--check", "--max-behind", 0, "--json")
     assert result.code == 1
+    assert "over 0 s behind: timer" in result.err
     [timer] = [lag for lag in json.loads(result.out) if lag["service"] == "timer"]
     assert timer["pending"] == 1
     assert timer["behindMs"] > 0
+
+
+def test_retention_and_tables_can_be_left_out(store: Path):
+    with serving(store, "--health", "0", "--no-retention", "--no-tables") as (_, port):
+        told = json.loads(get(port, "/health")[1])
+        assert set(told["services"]) == {"timer", "transaction-check", "revive", "roll", "snapshot", "sweep"}
+        assert get(port, "/metrics")[0] == 404
 
 
 def test_only_one_port_is_asked_for(run: Run, store: Path):

@@ -14,7 +14,7 @@ import pytest
 
 from rmq_spark import LitePullConsumer, Message, Producer, SimpleConsumer, Store
 from rmq_spark.client import embedding
-from rmq_spark.clock import ManualClock
+from rmq_spark.clock import ManualClock, SystemClock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.services import catalog
 from rmq_spark.services.behind import services_behind
@@ -89,7 +89,9 @@ class TestWhenTheyRun:
             with SimpleConsumer(store, "g") if client == "simple" else LitePullConsumer(store, "g"):
                 wait_until(lambda: "rmq-timer" in threads())
 
-    @pytest.mark.parametrize("given", [{"services": "off"}, {"read_only": True}, {"clock": ManualClock(10**13)}])
+    @pytest.mark.parametrize(
+        "given", [{"services": "off"}, {"read_only": True}, {"clock": ManualClock(SystemClock().now_ms())}]
+    )
     def test_no_thread_runs_if_they_are_off_or_the_store_is_read_or_has_a_clock_of_a_test(
         self, tmp_path: Path, at_once, given
     ):
