@@ -51,10 +51,22 @@ def trace(
             "group": step.group,
             "consumedBy": list(step.consumed_by),
             "waitedForBy": list(step.waited_for_by),
+            "heldBy": list(step.held_by),
         }
         for step in steps
     ]
-    headers = ("TIME", "STAGE", "TOPIC", "BROKER", "QUEUE", "OFFSET", "TRIES", "CONSUMED BY", "WAITED FOR BY")
+    headers = (
+        "TIME",
+        "STAGE",
+        "TOPIC",
+        "BROKER",
+        "QUEUE",
+        "OFFSET",
+        "TRIES",
+        "CONSUMED BY",
+        "WAITED FOR BY",
+        "HELD BY",
+    )
     rows = [
         (
             format_ms(step.store_ms),
@@ -66,6 +78,7 @@ def trace(
             step.reconsume_times,
             ", ".join(step.consumed_by) or None,
             ", ".join(step.waited_for_by) or None,
+            ", ".join(step.held_by) or None,
         )
         for step in steps
     ]

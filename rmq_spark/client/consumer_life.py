@@ -28,18 +28,19 @@ class ConsumerLife(ABC):
     Args:
         store: an open store.
         group: the consumer group.
+        room: the machine room that the consumer is in, for strategies that go by it; its id begins with it.
         trace: whether it writes message traces.
 
     Raises (on making):
         InvalidRequestError: an illegal name.
     """
 
-    def __init__(self, store: Store, group: str, *, trace: bool) -> None:
+    def __init__(self, store: Store, group: str, *, room: str = "", trace: bool = False) -> None:
         self._store = store
         self._clock = store.clock
         self._group = names.check_group(group)
         self._pid = os.getpid()
-        self._client_id = f"{own_address()}@{self._pid}#{store.clock.token()[-12:]}"
+        self._client_id = f"{room}{'@' if room else ''}{own_address()}@{self._pid}#{store.clock.token()[-12:]}"
         self._traces = (TraceWriter(store),) if trace else ()
         self._ended = threading.Event()
         self._at_exit: Callable[[], None] | None = None

@@ -24,11 +24,12 @@ from rmq_spark.log.view import LogView
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.rules import members, queue_lease, system_topics
 from rmq_spark.rules.assignment import Strategy
+from rmq_spark.rules.group_config import settings_of
 from rmq_spark.rules.members import GroupMembers
 from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.rules.queue_lease import Progress, Queue, QueueLeases
 from rmq_spark.rules.start_offset import ConsumeFrom, QueueEnds, start_offset
-from rmq_spark.rules.topics import TopicConfigs
+from rmq_spark.rules.topics import GroupConfigs, TopicConfigs, may_read
 
 UNKNOWN_TRIES: Final = 3
 """How often a decision whose outcome is not known is asked for again; it lands once."""
@@ -165,7 +166,10 @@ class GroupQueues:
 
         def look(view: LogView) -> tuple[dict[str, dict[str, int]], list[str], int]:
             configs = view.state.fold(TopicConfigs).configs
-            queues = {topic: dict(configs[topic]["queues"]) for topic in wanted if topic in configs}
+            found = [configs[topic] for topic in wanted if topic in configs]
+            queues = {config["topic"]: dict(config["queues"]) for config in found if may_read(config)}
+            if not settings_of(view.state.fold(GroupConfigs).configs.get(self._group, {})).consume_enabled:
+                queues = {}
             live = view.state.fold(GroupMembers).live(self._group, max(now, view.state.store_ms))
             return queues, list(live), view.state.offset
 

@@ -25,7 +25,7 @@ from rmq_spark.log import schema
 from rmq_spark.model import times
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.model.stored_message import ReceivedMessage
-from rmq_spark.rules.assignment import Strategy, strategy_of
+from rmq_spark.rules.assignment import Strategy, own_room, strategy_of
 
 POLL_MESSAGES: Final = 256
 """Messages that one `poll` returns at most, unless it is told otherwise."""
@@ -52,7 +52,7 @@ class LitePullConsumer(ConsumerLife):
         group: the consumer group.
         consume_from: where the group starts in queues that it has no offset of: `latest`, `earliest`, or a time.
         auto_commit: whether polls commit what earlier polls returned.
-        strategy: how queues are shared: `AVG`, `AVG_BY_CIRCLE`, `CONSISTENT_HASH`, or one of `rules/assignment.py`.
+        strategy: how queues are shared: as for `PushConsumer`.
         settings: times.
         trace: write a trace of every poll's messages to RMQ_SYS_TRACE_TOPIC, in the background; `poll_table` has none.
 
@@ -71,7 +71,7 @@ class LitePullConsumer(ConsumerLife):
         settings: ConsumerSettings = DEFAULT,
         trace: bool = False,
     ) -> None:
-        super().__init__(store, group, trace=trace)
+        super().__init__(store, group, room=own_room(strategy), trace=trace)
         self._auto_commit = auto_commit
         self._settings = settings
         groups = GroupQueues(
@@ -88,6 +88,7 @@ class LitePullConsumer(ConsumerLife):
         self._commit_due = 0
         self._thread: threading.Thread | None = None
         self._producer: Producer | None = None
+        store.start_services()
 
     # ------------------------------------------------------------ queues
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_spark.client.consume_result import ConsumeResult
+from rmq_spark.client.consume_result import ConsumeOutcome
 from rmq_spark.client.send_result import SendHook, SendResult
 from rmq_spark.clock import Clock
 from rmq_spark.model.message import Message
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules.receipt import parse_receipt
 
-Listener = Callable[[Sequence[ReceivedMessage]], ConsumeResult]
+Listener = Callable[[Sequence[ReceivedMessage]], ConsumeOutcome]
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Consumption:
     began_ms: int
     cost_ms: float = 0.0
     succeeded: bool = True
+    """Whether all of them are consumed."""
 
 
 class Observer:
@@ -127,7 +128,7 @@ def watched_listener(
 ) -> Listener:
     """A listener that tells observers of each call; `observers` is asked at each, because they come and go."""
 
-    def listen(messages: Sequence[ReceivedMessage]) -> ConsumeResult:
+    def listen(messages: Sequence[ReceivedMessage]) -> ConsumeOutcome:
         watching = observers()
         if not watching:
             return listener(messages)
@@ -137,7 +138,7 @@ def watched_listener(
         tell(watching, lambda each: each.consuming(call))
         result = listener(messages)
         call.cost_ms = (clock.elapsed_ns() - began) / 1e6
-        call.succeeded = result is ConsumeResult.SUCCESS
+        call.succeeded = result.consumed(len(messages)) == len(messages)
         tell(watching, lambda each: each.consumed(call))
         return result
 

@@ -92,8 +92,10 @@ class PopReceiver:
         if routes is None or now - routes.at_ns >= ROUTE_SECONDS * 1_000_000_000:
             end = self._store.nameserver.look(lambda view: view.state.offset)
             subscribed = sorted(self._subscriptions)
-            topics = [topic for name in subscribed if (topic := self._store.find_topic(name)) is not None]
-            routes = Routes(now, tuple(topics), group_settings(self._store, self._group), end)
+            settings = group_settings(self._store, self._group)
+            found = [topic for name in subscribed if (topic := self._store.find_topic(name)) is not None]
+            topics = [topic for topic in found if topic.is_readable and settings.consume_enabled]
+            routes = Routes(now, tuple(topics), settings, end)
             self._routes = routes
         return routes
 
@@ -154,7 +156,11 @@ class PopReceiver:
                     wanted=subscribed.wanted,
                     expression=subscribed.expression,
                 )
-                for queue in rotated(range(queues), turn // len(routes.topics))
+                for queue in (
+                    reversed(range(queues))
+                    if topic.has_priorities
+                    else rotated(range(queues), turn // len(routes.topics))
+                )
             ]
             if not orderly and not system_topics.is_retry(topic.name):
                 # No filter: what was wanted once is wanted still.

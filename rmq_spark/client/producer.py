@@ -117,6 +117,7 @@ class Producer:
         self._answers = None if checker is None else CheckAnswers(store, self.group, checker)
         if self._answers is not None:
             self._answers.start()
+        store.start_services()
 
     def __repr__(self) -> str:
         return f"Producer({self._store!r}, auto_create={self._auto_create})"

@@ -53,6 +53,7 @@ class SimpleConsumer(ConsumerLife):
         self._subscriptions: dict[str, Subscription] = {}
         start = start_of(consume_from, self._clock.now_ms())
         self._receiver = PopReceiver(store, group, self._client_id, self._subscriptions, consume_from=start)
+        store.start_services()
 
     @property
     def consumer_id(self) -> str:

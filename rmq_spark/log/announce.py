@@ -94,6 +94,18 @@ def helped_batches(storage: Storage, root: str, known: Collection[str], now_ms: 
         yield Helped(token, announced_ms, MessageBatch(_rows(decode_small_files([data], "rows"))))
 
 
+def sweep_announced(storage: Storage, root: str, now_ms: int) -> int:
+    """Delete announcements of dead writers, long after anybody may land them; return how many there were."""
+    old = [
+        info.name
+        for info in storage.list(paths.announced(root))
+        if (match := _NAME.fullmatch(info.name)) is not None and now_ms - int(match[1]) > 2 * SWEPT_MS
+    ]
+    for name in old:
+        storage.delete(f"{paths.announced(root)}/{name}")
+    return len(old)
+
+
 def _rows(batch: pa.RecordBatch) -> list[Row]:
     columns = [
         (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()

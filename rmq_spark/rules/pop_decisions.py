@@ -373,8 +373,8 @@ def revive(place: Place, overdue: Mapping[int, Overdue], *, retry_max_times: int
     """Give back messages whose time is over: a copy to the retry topic, or to the dead-letter topic after the maximum.
 
     Copies and the end of the claims are one commit. Only what is still held by the same claim is given back, so any
-    number of callers may try. FIFO batches stay where they are (rule 30); only a message that was delivered too often
-    leaves them.
+    number of callers may try. FIFO batches stay where they are (rule 30); only a message that was delivered too often,
+    or that retention took, leaves them.
     """
     copies = {
         offset: copy_of(place, each, retry_max_times) for offset, each in overdue.items() if each.message is not None
@@ -392,9 +392,10 @@ def revive(place: Place, overdue: Mapping[int, Overdue], *, retry_max_times: int
         for offset, each in overdue.items():
             if pop.claim_of(place, offset) != each.claim or each.claim.due_ms > state.now_ms:
                 continue
-            if (offset in in_order) != (each.fifo_times is not None) or (offset in in_order and offset not in spent):
+            if (offset in in_order) != (each.fifo_times is not None):
                 continue
-            if each.message is None:
+            waits = offset in in_order and offset not in spent
+            if waits or each.message is None:
                 if offset >= first:
                     continue
                 lost += 1

@@ -39,9 +39,10 @@ SAME_LAYER = {
     ("services", "client"),
     ("metrics", "client"),
     ("query", "tables"),
+    ("services", "tables"),
 }
 """Imports within a layer that are meant: model and log lines stand on errors and clock, the log on the storage
-protocol, tables, queries, services and metrics on an open store, queries on tables."""
+protocol, tables, queries, services and metrics on an open store, queries and services on tables."""
 
 CORE = {"numpy", "pyarrow"}
 MAY_IMPORT = {
@@ -55,7 +56,7 @@ MAY_IMPORT = {
     "log": CORE | {"isal", "orjson"},
     "rules": CORE,
     "client": CORE,
-    "services": CORE,
+    "services": CORE | {"prometheus_client"},
     "metrics": {"prometheus_client"},
     "tables": CORE,
     "query": CORE,

@@ -36,9 +36,6 @@ class Counting:
             raise error
         return 0.001
 
-    def wait(self, seconds: float) -> None:
-        SystemClock().sleep(seconds)
-
     def behind_ms(self) -> int:
         return 7
 
