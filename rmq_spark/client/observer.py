@@ -50,6 +50,7 @@ class Consumption:
     began_ms: int
     cost_ms: float = 0.0
     succeeded: bool = True
+    """Whether all of them are consumed."""
 
 
 class Observer:

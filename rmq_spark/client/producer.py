@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -20,9 +20,8 @@ import pyarrow as pa
 from rmq_spark.client import table_rows
 from rmq_spark.client.async_sender import AsyncSender
 from rmq_spark.client.check_answers import CheckAnswers, Checker
-from rmq_spark.client.compression import compress
 from rmq_spark.client.observer import Observer, send_with_hooks, tell_sent_rows, watched_sending
-from rmq_spark.client.prepared import Prepared, check_messages, send_results
+from rmq_spark.client.prepared import Prepared, check_messages, message_row, send_results
 from rmq_spark.client.recall import recall
 from rmq_spark.client.routes import Routes
 from rmq_spark.client.send_result import SendHook, SendResult, SendStatus
@@ -361,33 +360,25 @@ class Producer:
         now = self._store.clock.now_ms()
         queues: list[int] = []
         rows: list[MessageRow] = []
+        topic = ""
+        places: Sequence[routing.Place] = ()
+        turns: Iterator[int] | None = None
         for message, msg_id in zip(messages, ids, strict=True):
-            broker, queue = self._place(message, broker, avoid)
+            if turns is not None and message.topic == topic and _takes_any_queue(message):
+                queue = places[next(turns) % len(places)][1]
+            else:
+                broker, queue = self._place(message, broker, avoid)
+                topic = message.topic
+                route = self._routes.of(topic)
+                places = route.by_broker[broker]
+                turns = None if route.checked else self._turns.of(topic)
             queues.append(queue)
-            row = self._row(message, queue, msg_id, now)
-            if message.is_delayed:
+            row = message_row(message, queue, msg_id, now, host=self._host, compress_over=self._compress_over)
+            if message.delay_level > 0 or message.delay is not None or message.deliver_at is not None:
                 row = delay.park(row, delay.of_message(message, now), now, self._delays)
             rows.append(row)
         # The messages were checked when they were made, and the engine adds nothing that could be refused.
         return Prepared(messages, broker, ids, queues, rows, MessageBatch(list(rows)))
-
-    def _row(self, message: Message, queue: int, msg_id: str, now_ms: int) -> MessageRow:
-        over = self._compress_over
-        body, flags = (message.body, 0) if over is None else compress(message.body, over)
-        return MessageRow(
-            message.topic,
-            queue,
-            msg_id,
-            message.tags,
-            message.keys_text() if message.keys else None,
-            body,
-            message.flag,
-            flags,
-            now_ms if message.born_timestamp_ms is None else message.born_timestamp_ms,
-            self._host,
-            0,
-            list(message.stored_properties().items()) if _has_properties(message) else [],
-        )
 
     def _send_half(self, message: Message, transaction: Transaction) -> SendResult:
         if message.delay_level > 0:
@@ -396,7 +387,8 @@ class Producer:
         asked = delay.of_message(message, now)
         delay.check_delay(asked, now, self._delays)
         broker, queue = self._place(message, transaction.broker or "", None, in_transaction=True)
-        row = self._row(message, queue, message.msg_id or self._ids.draw()[0], now)
+        msg_id = message.msg_id or self._ids.draw()[0]
+        row = message_row(message, queue, msg_id, now, host=self._host, compress_over=self._compress_over)
         landed = transaction.add(broker, row, asked.deliver_ms)
         offset = None if landed.commit_offsets is None else int(landed.commit_offsets[0])
         return SendResult(
@@ -435,7 +427,7 @@ class Producer:
             queues = route.by_broker.get(broker, ())
             if not queues:
                 raise InvalidRequestError("topics of one batch must share a broker", topic=topic, broker=broker)
-        if message.queue_id is None and message.sharding_key is None and message.priority is None:
+        if _takes_any_queue(message):
             turn = self._turns.next(topic)
             if broker or (avoid is None and self._latency is None):
                 return queues[turn % len(queues)]
@@ -466,8 +458,8 @@ class Producer:
         return sender
 
 
-def _has_properties(message: Message) -> bool:
-    return bool(message.properties) or message.sharding_key is not None or message.priority is not None
+def _takes_any_queue(message: Message) -> bool:
+    return message.queue_id is None and message.sharding_key is None and message.priority is None
 
 
 def _log_failure(future: Future[SendResult]) -> None:
