@@ -108,7 +108,7 @@ class Sending:
         try:
             await self._workers.run(recall, self._store, request.recall_handle)
         except PreconditionFailedError as error:
-            raise RefusedError(Code.MESSAGE_NOT_FOUND, str(error)) from error
+            raise RefusedError(Code.BAD_REQUEST, str(error)) from error
         return wire.RecallMessageResponse(status=OK, message_id=recalled.msg_id)
 
     # ------------------------------------------------------------ in a thread
