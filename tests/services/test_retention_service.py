@@ -57,15 +57,15 @@ def test_old_messages_go_at_any_hour_when_the_disk_fills(old: ServiceWorld, monk
     old.store.close()
 
 
-def test_young_messages_go_only_when_the_disk_is_nearly_full(monkeypatch):
+def test_young_messages_go_only_when_the_disk_is_nearly_full_and_no_more_than_it_needs(monkeypatch):
     world = ServiceWorld.create(delete_grace_ms=0, segment_bytes=1)
     producer = world.producer()
     for body in (b"1", b"2", b"3"):
         producer.send(Message("orders", body))
         roll(world.store.log(), min_commits=1)
     service = RetentionService(world.store)
-    for used, left in ((84, 3), (86, 1)):
-        monkeypatch.setattr(world.store.storage, "disk_usage", lambda used=used: (used << 30, 100 << 30), raising=False)
+    for used, left in ((840_000, 3), (850_001, 2)):
+        monkeypatch.setattr(world.store.storage, "disk_usage", lambda used=used: (used, 1_000_000), raising=False)
         service.run_once()
         assert len(world.bodies("orders")) == left
     world.store.close()
