@@ -74,7 +74,7 @@ def wait_for(store, count):
 
 
 def steady(place, seconds):
-    with Store.create(f"{place}/steady", settings=SETTINGS) as store:
+    with Store.create(f"{place}/steady", settings=SETTINGS, services="off") as store:
         begin = store.clock.now_ms() + 1_500
         park(store, begin + np.arange(100 * seconds) * 10)
         with ServiceRunner([TimerService(store)], store.clock):
@@ -85,7 +85,7 @@ def steady(place, seconds):
 
 
 def burst(place, count):
-    with Store.create(f"{place}/burst", settings=SETTINGS) as store:
+    with Store.create(f"{place}/burst", settings=SETTINGS, services="off") as store:
         begin = store.clock.now_ms() + 20_000 + count // 30
         park(store, begin + np.random.default_rng(1).integers(0, 10_000, count))
         timers = TimerService(store)
@@ -102,7 +102,7 @@ def tick(place, counts):
     """What a look costs by how much is pending, and how long the next process takes to begin."""
     first = None
     for count in counts:
-        with Store.create(f"{place}/tick-{count}", settings=SETTINGS) as store:
+        with Store.create(f"{place}/tick-{count}", settings=SETTINGS, services="off") as store:
             due = store.clock.now_ms() + 86_400_000
             park(store, due + np.random.default_rng(1).integers(0, 86_400_000, count))
             timers = TimerService(store)
@@ -116,7 +116,7 @@ def tick(place, counts):
             first = first or cost
             report(f"a tick with {count:,} pending", cost, "us", f"< {1.5 * first:,.0f}")
         started = time.perf_counter()
-        with Store.open(f"{place}/tick-{count}", settings=SETTINGS) as store:
+        with Store.open(f"{place}/tick-{count}", settings=SETTINGS, services="off") as store:
             store.log().refresh()
             report(f"opening the store with {count:,} pending", (time.perf_counter() - started) * 1e3, "ms", "equal")
             started = time.perf_counter()
