@@ -19,6 +19,7 @@ from rmq_spark.query.messages import MessageQuery
 from rmq_spark.rules import system_topics
 from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.rules.pop import PopState
+from rmq_spark.rules.trace_record import TraceRecord, TraceType, decode
 from rmq_spark.rules.transaction import Op, op_id
 
 if TYPE_CHECKING:
@@ -68,6 +69,25 @@ def trace(store: Store, msg_id: str, *, query: MessageQuery | None = None) -> li
         rows += _transaction(asked, _properties(halves[0]).get(TRANSACTION_ID))
     rows.sort(key=lambda row: (row["storeTimestamp"], row["brokerName"], row["commitOffset"]))
     return [_step(store, row) for row in rows]
+
+
+def client_traces(store: Store, msg_id: str, *, query: MessageQuery | None = None) -> list[TraceRecord]:
+    """What clients that trace have said about a message, in the order of time; none if no client of it traces.
+
+    Raises:
+        CorruptDataError: the log or the index is damaged.
+    """
+    if store.find_topic(system_topics.TRACE_TOPIC) is None:
+        return []
+    asked = query or MessageQuery(store)
+    found = asked.by_key(system_topics.TRACE_TOPIC, msg_id, limit=STEPS_MAX).messages
+    records = []
+    for body in found["body"].to_pylist():
+        try:
+            records += [record for record in decode(body.decode()) if record.msg_id == msg_id]
+        except ValueError:
+            continue  # not written by a client; whoever may send may send nonsense
+    return sorted(records, key=lambda record: (record.ms, record.type is not TraceType.PUB, record.type == "SubAfter"))
 
 
 def _step(store: Store, row: dict[str, Any]) -> Step:

@@ -238,11 +238,16 @@ class AckStatus(Enum):
 
 def ack(group: str, receipts: Sequence[tuple[str, Receipt]]) -> Rule[list[AckStatus]]:
     """Acknowledge messages by topic (the one they were read from) and receipt. Doing it again changes nothing."""
+    return ack_all([(group, topic, receipt) for topic, receipt in receipts])
+
+
+def ack_all(receipts: Sequence[tuple[str, str, Receipt]]) -> Rule[list[AckStatus]]:
+    """As `ack`, for messages of several groups: by group, topic and receipt."""
 
     def rule(state: LogState) -> Decision[list[AckStatus]]:
         answers: list[AckStatus] = []
         ended: dict[Place, dict[int, None]] = {}
-        for topic, receipt in receipts:
+        for group, topic, receipt in receipts:
             place = (group, topic, receipt.queue_id)
             status = _judge(state, place, receipt)
             answers.append(status)
@@ -273,11 +278,19 @@ def change_invisible(
         invisible_ms: how long nobody else gets them.
         consumer: who holds them.
     """
+    each = [(group, topic, receipt) for topic, receipt in receipts]
+    return change_all(each, invisible_ms=invisible_ms, consumer=consumer)
+
+
+def change_all(
+    receipts: Sequence[tuple[str, str, Receipt]], *, invisible_ms: int, consumer: str
+) -> Rule[list[Changed]]:
+    """As `change_invisible`, for messages of several groups: by group, topic and receipt."""
 
     def rule(state: LogState) -> Decision[list[Changed]]:
         answers: list[Changed] = []
         records: list[_Record] = []
-        for topic, receipt in receipts:
+        for group, topic, receipt in receipts:
             place = (group, topic, receipt.queue_id)
             status = _judge(state, place, receipt)
             claim = None
