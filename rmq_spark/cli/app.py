@@ -28,6 +28,7 @@ _HOMES: Final = {
     "topic": ("topic", "app"),
     "group": ("group", "app"),
     "broker": ("broker", "app"),
+    "acl": ("acl", "app"),
     "send": ("send", "send"),
     "consume": ("consume", "consume"),
     "read": ("read", "read"),
@@ -39,8 +40,10 @@ _HOMES: Final = {
     "log": ("log", "log"),
     "roll": ("maintenance", "roll"),
     "expire": ("maintenance", "expire"),
+    "serve": ("serve", "serve"),
     "verify": ("verify", "verify"),
     "recover": ("recovery", "recover"),
+    "proxy": ("proxy", "proxy"),
     "mqadmin": ("mqadmin", "mqadmin"),
 }
 """Module and name of each command, in the order of `rmq --help`."""

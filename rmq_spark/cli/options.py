@@ -69,7 +69,10 @@ class Common:
 
         settings, options = load_conf(self.conf)
         changed = {name: value for name, value in changed.items() if value is not None}
-        return Store.open(self.uri, settings=replace(settings, **changed), options=options, read_only=read_only)
+        # A command ends soon, and does what it was told to: whoever stays runs the services.
+        return Store.open(
+            self.uri, settings=replace(settings, **changed), options=options, read_only=read_only, services="off"
+        )
 
     def create(self) -> Store:
         """Create the store and open it.
@@ -80,7 +83,7 @@ class Common:
         from rmq_spark.client.store import Store
 
         settings, options = load_conf(self.conf)
-        return Store.create(self.uri, settings=settings, options=options)
+        return Store.create(self.uri, settings=settings, options=options, services="off")
 
 
 def common(ctx: typer.Context, store: str | None, json: bool, conf: Path | None) -> Common:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -146,6 +145,7 @@ def columns_of(text: str | None, json: bool) -> tuple[str, ...]:
     Raises:
         InvalidRequestError: there is no such column.
     """
+    from rmq_spark.client.reading import nearest_column
     from rmq_spark.log import schema
 
     known = tuple(schema.MESSAGE.names)
@@ -154,8 +154,8 @@ def columns_of(text: str | None, json: bool) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            near = nearest_column(name, known).get("nearest")
+            hint = f"; did you mean {near!r}?" if near else ""
             raise InvalidRequestError(f"unknown column{hint}", column=name, known=list(known))
     return tuple(dict.fromkeys(names))
 

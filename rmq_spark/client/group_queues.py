@@ -92,6 +92,7 @@ class GroupQueues:
         self._retries = retries
         self._times = QueueTimes(store)
         self._differing: tuple[str, ...] = ()
+        self._dead_letters: set[str] = set()
 
     def log(self, broker: str) -> CommitLog:
         """A broker's log with what is needed here."""
@@ -262,6 +263,16 @@ class GroupQueues:
         rule = queue_lease.commit(self._group, self._member, by_broker(progress)[broker], rows=rows)
         decided = decide_surely(self.log(broker), rule)
         return _on(broker, decided.answer), decided.result
+
+    def ensure_dead_letters(self, broker: str) -> None:
+        """Make sure that the group's dead-letter topic is there for consumers, with one queue on the broker.
+
+        Raises:
+            RmqError: as `CommitLog.decide`.
+        """
+        if broker not in self._dead_letters:
+            self._store.ensure_queues(system_topics.dlq_topic(self._group), broker)
+            self._dead_letters.add(broker)
 
     def append(self, queue: MessageQueue, epoch: int, rows: MessageBatch) -> bool:
         """Append messages to the queue's broker if its lease is held; returns whether it is.

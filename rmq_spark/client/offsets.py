@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from rmq_spark.client.reading import nearest
 from rmq_spark.client.store import Store, append_records
 from rmq_spark.client.time_search import QueueKey, QueueTimes, by_broker
 from rmq_spark.errors import InvalidRequestError, NotFoundError, PreconditionFailedError
@@ -290,7 +291,7 @@ class GroupOffsets:
     def _read_known(self, group: str) -> dict[str, _Part]:
         parts = self._read(group)
         if not any(part.known for part in parts.values()) and not self._has_settings(group):
-            raise NotFoundError("no such consumer group", group=group)
+            raise NotFoundError("no such consumer group", group=group, **nearest(group, self.groups()))
         return parts
 
     def _has_settings(self, group: str) -> bool:

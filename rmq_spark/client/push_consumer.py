@@ -19,6 +19,7 @@ from rmq_spark.client.group_queues import GroupQueues
 from rmq_spark.client.group_settings import group_settings
 from rmq_spark.client.listener_engine import AGAIN_MS, Listener, ListenerEngine
 from rmq_spark.client.local_offsets import LocalOffsets
+from rmq_spark.client.observer import watched_listener
 from rmq_spark.client.pop_engine import PopEngine
 from rmq_spark.client.pop_receiver import PopReceiver
 from rmq_spark.client.push_engine import PushEngine
@@ -81,6 +82,7 @@ class PushConsumer(ConsumerLife):
         settings: times and limits.
         instance: names a broadcasting consumer's file: give each of a machine another.
         offsets_home: directory of broadcasting consumers' offsets.
+        trace: write a trace of every consumption to RMQ_SYS_TRACE_TOPIC, in the background; see `rmq trace`.
 
     Raises (on making):
         InvalidRequestError: an illegal name, number, time or strategy.
@@ -113,13 +115,14 @@ class PushConsumer(ConsumerLife):
         settings: ConsumerSettings = DEFAULT,
         instance: str = "DEFAULT",
         offsets_home: str | os.PathLike[str] = OFFSETS_HOME,
+        trace: bool = False,
     ) -> None:
         for name, number in (("threads", threads), ("batch_size", batch_size)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise InvalidRequestError(f"{name} is a number from 1 on", **{name: number})
         if pop and broadcasting:
             raise InvalidRequestError("with pop the consumers of a group share messages; leave out broadcasting")
-        super().__init__(store, group, room=own_room(strategy))
+        super().__init__(store, group, trace=trace, room=own_room(strategy))
         self._orderly = orderly
         self._pop = pop
         self._broadcasting = broadcasting
@@ -198,6 +201,7 @@ class PushConsumer(ConsumerLife):
             engine = self._make_engine(handle)
             engine.tick()
             self._engine = engine
+        self._store.start_services()
         self._close_at_exit()
         self._workers = [self._run("work", self._work, engine) for _ in range(self._threads_wanted)]
         self._threads = [
@@ -251,6 +255,7 @@ class PushConsumer(ConsumerLife):
                     thread.join(timeout)
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
+            self._close_traces()
 
     def _make_engine(self, handle: Handle) -> Engine:
         settings = group_settings(self._store, self._group)
@@ -401,7 +406,7 @@ class PushConsumer(ConsumerLife):
                 )
             return FAILURE
 
-        return listen
+        return watched_listener(listen, self._observers, self._clock, self._group)
 
     # ------------------------------------------------------------ inner works
 

@@ -365,6 +365,8 @@ class PushEngine(ListenerEngine[ProcessQueue]):
                 wait = retry.retry_delay(message.reconsume_times, now, self._retry_policy, level=level)
                 rows.append(delay.park(retry.retry_row(message, retry_topic), wait, now))
         try:
+            if any(system_topics.is_dlq(row.topic) for row in rows):
+                self._groups.ensure_dead_letters(held.queue.broker)
             if not self._groups.append(held.queue, held.epoch, MessageBatch.from_rows(rows)):
                 self._lose(held)
         except RmqError as error:

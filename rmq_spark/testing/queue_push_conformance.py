@@ -1,4 +1,4 @@
-"""What push consumers must do, where a group starts, and broadcasting: the tests of `QueueConformance` with listeners."""
+"""What push consumers must do, where a group starts, and broadcasting: tests of `QueueConformance` with listeners."""
 
 from __future__ import annotations
 
