@@ -14,7 +14,7 @@ import typer
 
 from rmq_spark.cli import exits
 from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
-from rmq_spark.cli.output import Output, Table
+from rmq_spark.cli.output import Output, Table, complain
 from rmq_spark.cli.serve_log import LogFormat, ServeLog
 from rmq_spark.errors import InvalidRequestError
 
@@ -137,6 +137,9 @@ def _check(out: Output, store: Any, max_behind: float) -> None:
     ]
     out.result(document, Table(("SERVICE", "LOG", "PENDING", "BEHIND"), rows))
     if late:
+        complain(
+            f"over {max_behind:g} s behind: {', '.join(sorted({lag.service for lag in late}))}; is `rmq serve` running?"
+        )
         raise typer.Exit(exits.FAILED)
 
 
