@@ -82,7 +82,7 @@ def wait_for(store, count):
 
 
 def steady(place, seconds):
-    with Store.create(f"{place}/steady", settings=SETTINGS) as store:
+    with Store.create(f"{place}/steady", settings=SETTINGS, services="off") as store:
         begin = store.clock.now_ms() + 1_500
         park(store, begin + np.arange(100 * seconds) * 10)
         with ServiceRunner([TimerService(store)], store.clock):
@@ -93,7 +93,7 @@ def steady(place, seconds):
 
 
 def burst(place, count):
-    with Store.create(f"{place}/burst", settings=SETTINGS) as store:
+    with Store.create(f"{place}/burst", settings=SETTINGS, services="off") as store:
         begin = store.clock.now_ms() + 20_000 + count // 30
         park(store, begin + np.random.default_rng(1).integers(0, 10_000, count))
         timers = TimerService(store)
@@ -110,7 +110,7 @@ def tick(place, counts):
     """What a look costs by how much is pending, and how long the next process takes to begin."""
     first = None
     for count in counts:
-        with Store.create(f"{place}/tick-{count}", settings=SETTINGS) as store:
+        with Store.create(f"{place}/tick-{count}", settings=SETTINGS, services="off") as store:
             due = store.clock.now_ms() + 86_400_000
             park(store, due + np.random.default_rng(1).integers(0, 86_400_000, count))
             timers = TimerService(store)
@@ -124,7 +124,7 @@ def tick(place, counts):
             first = first or cost
             report(f"a tick with {count:,} pending", cost, "us", f"< {1.5 * first:,.0f}")
         started = time.perf_counter()
-        with Store.open(f"{place}/tick-{count}", settings=SETTINGS) as store:
+        with Store.open(f"{place}/tick-{count}", settings=SETTINGS, services="off") as store:
             store.log().refresh()
             report(f"opening the store with {count:,} pending", (time.perf_counter() - started) * 1e3, "ms", "equal")
             started = time.perf_counter()
@@ -134,7 +134,7 @@ def tick(place, counts):
 
 def transactions(place, count):
     rates = []
-    with Store.create(f"{place}/tx", settings=SETTINGS) as store:
+    with Store.create(f"{place}/tx", settings=SETTINGS, services="off") as store:
         producer = Producer(store)
         for _ in range(3):
             started = time.perf_counter()
@@ -154,7 +154,7 @@ def transactions(place, count):
 
 
 def filled_store(place, messages):
-    with Store.create(place, settings=SETTINGS) as store:
+    with Store.create(place, settings=SETTINGS, services="off") as store:
         store.create_topic("orders", queues=1)
         producer = Producer(store)
         for _ in range(messages // 1000):
@@ -171,7 +171,7 @@ def drain(consumer):
 
 
 def process(place, settings, start, counts):
-    with Store.open(place, settings=settings) as store:
+    with Store.open(place, settings=settings, services="off") as store:
         consumer = SimpleConsumer(store, "jobs").subscribe("orders")
         start.wait()
         counts.put(drain(consumer))
@@ -194,7 +194,7 @@ def by_processes(place, settings, number):
 
 def by_threads(place, settings, number):
     received = []
-    with Store.open(place, settings=settings) as store:
+    with Store.open(place, settings=settings, services="off") as store:
         consumer = SimpleConsumer(store, "jobs").subscribe("orders")
         threads = [threading.Thread(target=lambda: received.append(drain(consumer))) for _ in range(number)]
         began = time.perf_counter()
