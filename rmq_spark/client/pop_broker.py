@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from rmq_spark.client.compression import decompress
+from rmq_spark.client.group_queues import decide
 from rmq_spark.client.queue_windows import QueueWindows, Window
 from rmq_spark.client.store import Store
-from rmq_spark.client.stored_rows import stored_messages
+from rmq_spark.client.stored_rows import plain_rows, stored_messages
 from rmq_spark.client.time_search import QueueTimes
-from rmq_spark.errors import OutcomeUnknownError
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.queue_reader import ALL, QueueFilter
+from rmq_spark.log.queue_reader import ALL, QueueFilter, read_queue
 from rmq_spark.log.request import Rule
 from rmq_spark.log.view import LogView
-from rmq_spark.model.stored_message import ReceivedMessage
-from rmq_spark.rules import pop_decisions
+from rmq_spark.model.stored_message import ReceivedMessage, StoredMessage
+from rmq_spark.rules import pop_decisions, system_topics
 from rmq_spark.rules.pop_decisions import Candidates, Claimed, Fifo, Received
 from rmq_spark.rules.receipt import FIFO_REVIVE_QUEUE, Receipt, TopicType
 from rmq_spark.rules.start_offset import ConsumeFrom, QueueEnds, start_offset
-
-UNKNOWN_TRIES: Final = 3
-"""How often a decision whose outcome is not known is asked for again; it lands once."""
 
 Answer = TypeVar("Answer")
 
@@ -54,6 +50,8 @@ class Taken:
     """The log's end at the look: when it has moved, there may be messages."""
     wait_ms: int | None = None
     """When a FIFO queue that is blocked may be free without anything being appended."""
+    queue_ends: int = 0
+    """The ends of all queues at the look, added up: when the sum has grown, there are messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,7 @@ class PopBroker:
     def __init__(
         self, store: Store, group: str, broker: str, *, consumer: str, consume_from: ConsumeFrom | int
     ) -> None:
+        self._store = store
         self._clock = store.clock
         self._group = group
         self._broker = broker
@@ -84,8 +83,18 @@ class PopBroker:
         """The broker's log."""
         return self._log
 
-    def receive(self, sources: Sequence[Source], *, count: int, invisible_ms: int, fifo: Fifo | None) -> Taken:
+    def receive(
+        self,
+        sources: Sequence[Source],
+        *,
+        count: int,
+        invisible_ms: int,
+        fifo: Fifo | None,
+        consumer: str | None = None,
+    ) -> Taken:
         """Claim up to `count` messages of the queues, the first ones first; may give none although there are some.
+
+        `consumer` holds them, if it is named.
 
         Raises:
             RmqError: as `CommitLog.decide`; nothing was claimed unless the outcome is unknown.
@@ -115,32 +124,51 @@ class PopBroker:
                 )
             )
         wait_ms = min(waits, default=None)
+        ends = sum(queue.end for queue in seen)
         if not candidates:
-            return Taken(log_end=log_end, wait_ms=wait_ms)
+            return Taken(log_end=log_end, wait_ms=wait_ms, queue_ends=ends)
         received = self._decide(
             pop_decisions.receive(
                 self._group,
                 candidates,
                 count=count,
                 invisible_ms=invisible_ms,
-                consumer=self._consumer,
+                consumer=consumer or self._consumer,
                 fifo=fifo,
             )
         )
         messages = self._messages(received, windows)
         again = not messages and bool(windows) and len(received.blocked) < len(windows)
-        return Taken(messages=messages, again=again, log_end=log_end, wait_ms=wait_ms)
+        return Taken(messages=messages, again=again, log_end=log_end, wait_ms=wait_ms, queue_ends=ends)
 
     def ack(self, receipts: Sequence[tuple[str, Receipt]]) -> list[pop_decisions.AckStatus]:
         """Acknowledge messages by the topic that they were read from and receipt; see `pop_decisions.ack`."""
         return self._decide(pop_decisions.ack(self._group, receipts))
 
-    def change_invisible(self, topic: str, receipt: Receipt, invisible_ms: int) -> pop_decisions.Changed:
-        """Change when a message is visible again; see `pop_decisions.change_invisible`."""
-        rule = pop_decisions.change_invisible(
-            self._group, topic, receipt, invisible_ms=invisible_ms, consumer=self._consumer
-        )
+    def change_invisible(
+        self, receipts: Sequence[tuple[str, Receipt]], invisible_ms: int
+    ) -> list[pop_decisions.Changed]:
+        """Change when messages are visible again; see `pop_decisions.change_invisible`."""
+        rule = pop_decisions.change_invisible(self._group, receipts, invisible_ms=invisible_ms, consumer=self._consumer)
         return self._decide(rule)
+
+    def give_up(self, messages: Sequence[tuple[str, Receipt, StoredMessage]]) -> list[pop_decisions.AckStatus]:
+        """Move messages to the group's dead-letter topic, which is created if need be; see `pop_decisions.give_up`."""
+        self._store.ensure_queues(system_topics.dlq_topic(self._group), self._broker, queues=1)
+        return self._decide(pop_decisions.give_up(self._group, messages))
+
+    def dead_letter(self, topic: str, receipt: Receipt) -> pop_decisions.AckStatus:
+        """As `give_up`, for a message that is read again because the caller has only its receipt.
+
+        Raises:
+            DataExpiredError: retention has taken the message.
+            RmqError: as `CommitLog.decide`.
+        """
+        read = read_queue(self._log, topic, receipt.queue_id, receipt.queue_offset, rows_max=1)
+        if not read.messages.num_rows:
+            return pop_decisions.AckStatus.UNKNOWN
+        [status] = self.give_up([(topic, receipt, stored_messages(read.messages)[0])])
+        return status
 
     # ------------------------------------------------------------ inner works
 
@@ -172,12 +200,7 @@ class PopBroker:
         )
 
     def _decide(self, rule: Rule[Answer]) -> Answer:
-        for _ in range(UNKNOWN_TRIES - 1):
-            try:
-                return self._log.decide(rule).answer
-            except OutcomeUnknownError:
-                continue  # the same rule again lands once, and gives the same answer
-        return self._log.decide(rule).answer
+        return decide(self._log, rule)
 
     def _messages(
         self, received: Received, windows: Mapping[tuple[str, int], tuple[Source, Window]]
@@ -187,7 +210,7 @@ class PopBroker:
             source, window = windows[claimed.topic, claimed.queue]
             rows = window.messages.slice(window.index(claimed.offsets[0]), len(claimed.offsets))
             messages += stored_messages(
-                decompress(rows),
+                plain_rows(rows),
                 topic=source.shown_topic,
                 reconsume_times=claimed.reconsume_times,
                 receipts=_receipts(source, claimed, self._broker, rows.column("commitOffset").to_pylist()),

@@ -75,10 +75,26 @@ class _Chunk:
     commits: int
 
 
-def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progress) -> RollResult:
+def roll(
+    log: CommitLog,
+    *,
+    min_commits: int = 2,
+    progress: Progress = no_progress,
+    tiered: bool = False,
+    tidy: bool = True,
+) -> RollResult:
     """Roll the commits above the floor into segments, if there are at least `min_commits`.
 
-    `progress` is called with (segments done, segments in all).
+    Small segments before them are taken in, so that segments reach their aim. `tiered` takes in only segments that
+    have no more messages than what they are merged with: for whoever rolls often, because a message is then rewritten
+    a few times (log2 of its segment's messages) and not by every roll.
+
+    Args:
+        log: the log.
+        min_commits: do nothing for fewer commits.
+        progress: called with (segments done, segments in all).
+        tiered: as above.
+        tidy: delete what nothing needs any more. It lists directories; whoever rolls often does that now and then.
 
     Raises:
         CorruptDataError: the log is damaged; nothing was changed.
@@ -90,8 +106,8 @@ def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progre
     view.load()
     mark = view.mark
     if len(view.state.commits.firsts) < max(1, min_commits):
-        return RollResult(segments=(), commits=0, deleted=collect_garbage(log, mark))
-    kept, chunks = _chunks(log, view)
+        return RollResult(segments=(), commits=0, deleted=collect_garbage(log, mark) if tidy else 0)
+    kept, chunks = _chunks(log, view, tiered=tiered)
     written: list[SegmentRef] = []
     snapshot: SnapshotRef | None = None
     try:
@@ -124,7 +140,7 @@ def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progre
         if snapshot is not None:
             log.storage.delete(f"{paths.floors(log.root)}/{snapshot.name}")
         return RollResult(segments=(), commits=0, deleted=0)
-    deleted = collect_garbage(log, new)
+    deleted = collect_garbage(log, new) if tidy else 0
     return RollResult(segments=tuple(written), commits=sum(chunk.commits for chunk in chunks), deleted=deleted)
 
 
@@ -147,17 +163,19 @@ def named_snapshots(before: Sequence[SnapshotRef], newest: SnapshotRef) -> tuple
     return tuple(kept)
 
 
-def _chunks(log: CommitLog, view: LogView) -> tuple[tuple[SegmentRef, ...], list[_Chunk]]:
-    """Which segments stay, and which ranges become new ones: a small last segment is merged with what follows."""
+def _chunks(log: CommitLog, view: LogView, *, tiered: bool) -> tuple[tuple[SegmentRef, ...], list[_Chunk]]:
+    """Which segments stay, and which ranges become new ones: small last segments are merged with what follows."""
     settings, commits, kept = log.settings, view.state.commits, view.mark.segments
     chunks: list[_Chunk] = []
     size, begin_ms = 0, 0
-    if kept and kept[-1].bytes < settings.segment_bytes // 2:
+    rows = view.state.offset - view.mark.floor
+    while kept and size + kept[-1].bytes < settings.segment_bytes // 2:
         last = kept[-1]
-        if commits.times[0] - last.min_ms <= settings.segment_span_ms:
-            kept = kept[:-1]
-            chunks.append(_Chunk(last.first, last.end, 0))
-            size, begin_ms = last.bytes, last.min_ms
+        if commits.times[0] - last.min_ms > settings.segment_span_ms or (tiered and last.end - last.first > rows):
+            break
+        kept = kept[:-1]
+        chunks = [_Chunk(last.first, view.mark.floor, 0)]
+        size, begin_ms, rows = size + last.bytes, last.min_ms, rows + last.end - last.first
     ends = [*commits.firsts[1:], view.state.offset]
     for first, end, store_ms, weight in zip(commits.firsts, ends, commits.times, commits.sizes, strict=True):
         fresh = not chunks or size >= settings.segment_bytes or store_ms - begin_ms > settings.segment_span_ms
@@ -174,7 +192,8 @@ def _digest_before(log: CommitLog, mark: Mark, first: int) -> str:
     """The digest before the first chunk, which may take in the last segment."""
     if first == mark.floor:
         return mark.floor_digest
-    digest: str = log.files.segment(mark.segments[-1]).doc["prev"]
+    [taken_in] = [segment for segment in mark.segments if segment.first == first]
+    digest: str = log.files.segment(taken_in).doc["prev"]
     return digest
 
 
