@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from rmq_spark.errors import (
+    BackPressureError,
     ClockSkewError,
     ClosedError,
     CorruptDataError,
@@ -25,23 +26,29 @@ from rmq_spark.errors import (
 from rmq_spark.lazy_names import lazy_names, listed_names
 
 if TYPE_CHECKING:
-    from rmq_spark.client.consume_result import ConsumeResult
+    from rmq_spark.client.admin import Admin
+    from rmq_spark.client.consume_result import ConsumeOutcome, ConsumeResult
     from rmq_spark.client.consumer_settings import ConsumerSettings
     from rmq_spark.client.lite_pull_consumer import LitePullConsumer
     from rmq_spark.client.producer import Producer
     from rmq_spark.client.push_consumer import PushConsumer
     from rmq_spark.client.send_result import SendHook, SendResult, SendStatus
     from rmq_spark.client.simple_consumer import SimpleConsumer
-    from rmq_spark.client.store import Store, Topic
+    from rmq_spark.client.store import Store
     from rmq_spark.model.message import Message
     from rmq_spark.model.message_queue import MessageQueue
     from rmq_spark.model.settings import Flush, LogSettings
     from rmq_spark.model.stored_message import ReceivedMessage
+    from rmq_spark.rules.message_type import MessageType
+    from rmq_spark.rules.topics import Topic
     from rmq_spark.rules.transaction import TransactionState
 
 __all__ = [
+    "Admin",
+    "BackPressureError",
     "ClockSkewError",
     "ClosedError",
+    "ConsumeOutcome",
     "ConsumeResult",
     "ConsumerSettings",
     "CorruptDataError",
@@ -55,6 +62,7 @@ __all__ = [
     "LostRaceError",
     "Message",
     "MessageQueue",
+    "MessageType",
     "MissingExtraError",
     "NotFoundError",
     "OutcomeUnknownError",
@@ -83,6 +91,8 @@ __version__ = "0.1.0"
 __getattr__ = lazy_names(
     __name__,
     {
+        "Admin": "rmq_spark.client.admin",
+        "ConsumeOutcome": "rmq_spark.client.consume_result",
         "ConsumeResult": "rmq_spark.client.consume_result",
         "ConsumerSettings": "rmq_spark.client.consumer_settings",
         "Flush": "rmq_spark.model.settings",
@@ -90,6 +100,7 @@ __getattr__ = lazy_names(
         "LogSettings": "rmq_spark.model.settings",
         "Message": "rmq_spark.model.message",
         "MessageQueue": "rmq_spark.model.message_queue",
+        "MessageType": "rmq_spark.rules.message_type",
         "Producer": "rmq_spark.client.producer",
         "PushConsumer": "rmq_spark.client.push_consumer",
         "ReceivedMessage": "rmq_spark.model.stored_message",
@@ -98,7 +109,7 @@ __getattr__ = lazy_names(
         "SendStatus": "rmq_spark.client.send_result",
         "SimpleConsumer": "rmq_spark.client.simple_consumer",
         "Store": "rmq_spark.client.store",
-        "Topic": "rmq_spark.client.store",
+        "Topic": "rmq_spark.rules.topics",
         "TransactionState": "rmq_spark.rules.transaction",
     },
 )

@@ -73,6 +73,12 @@ class StorageFullError(UnavailableError):
     """The storage has no room (disk full, quota); nothing was written."""
 
 
+class BackPressureError(RmqError):
+    """Consumers of the topic are too far behind; send again when they have caught up. Nothing was written."""
+
+    retriable = True
+
+
 class UnsafeStorageError(RmqError):
     """The storage cannot create a name exclusively, so appending to it would lose messages."""
 

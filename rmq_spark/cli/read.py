@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rmq_spark.cli import logs
+from rmq_spark.cli.message_fields import body_field
 from rmq_spark.cli.options import (
     INT64_MAX,
     BrokersOption,
@@ -146,6 +145,7 @@ def columns_of(text: str | None, json: bool) -> tuple[str, ...]:
     Raises:
         InvalidRequestError: there is no such column.
     """
+    from rmq_spark.client.reading import nearest_column
     from rmq_spark.log import schema
 
     known = tuple(schema.MESSAGE.names)
@@ -154,8 +154,8 @@ def columns_of(text: str | None, json: bool) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            near = nearest_column(name, known).get("nearest")
+            hint = f"; did you mean {near!r}?" if near else ""
             raise InvalidRequestError(f"unknown column{hint}", column=name, known=list(known))
     return tuple(dict.fromkeys(names))
 
@@ -233,18 +233,11 @@ def _json_object(names: tuple[str, ...], row: tuple[Any, ...]) -> dict[str, Any]
     found = {}
     for name, value in zip(names, row, strict=True):
         if name == "body":
-            field, found_value = _body(value)
+            field, found_value = body_field(value)
             found[field] = found_value
         else:
             found[name] = value
     return found
-
-
-def _body(body: bytes) -> tuple[str, str]:
-    try:
-        return "body", body.decode()
-    except UnicodeDecodeError:
-        return "bodyBase64", base64.b64encode(body).decode()
 
 
 def _text(name: str, value: Any) -> str:
@@ -255,6 +248,6 @@ def _text(name: str, value: Any) -> str:
     if name == "properties":
         return printable(to_json(value))
     if name == "body":
-        field, text = _body(value)
+        field, text = body_field(value)
         return printable(text) if field == "body" else f"base64:{text}"
     return printable(str(value))

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 LINES_BATCH: Final = 1_000
 LOAD_BATCH: Final = 10_000
+SIZE: Final = 100
+"""Body bytes of a made-up message."""
 COUNT_MAX: Final = 10**12
 """The body of a made-up message starts with its number, in twelve digits."""
 OVERHEAD_BYTES: Final = 100
@@ -73,7 +75,9 @@ def send(
     count: Annotated[
         int | None, typer.Option("--count", min=1, max=COUNT_MAX, help="Send so many made-up messages.")
     ] = None,
-    size: Annotated[int, typer.Option("--size", min=1, max=4 << 20, help="Body bytes with --count.")] = 100,
+    size: Annotated[
+        int | None, typer.Option("--size", min=1, max=4 << 20, help="Body bytes with --count; 100.")
+    ] = None,
     tags: Annotated[str | None, typer.Option("--tags", help="The messages' tag.")] = None,
     keys: Annotated[
         list[str] | None, typer.Option("--keys", help="A key, may be repeated; with --count a prefix to numbers.")
@@ -102,8 +106,7 @@ def send(
     "shardingKey" and "queueId". Each --batch of messages is one commit, sent when it is full.
     """
     given = common(ctx, store, json, conf)
-    if body is not None and count is not None:
-        raise InvalidRequestError("give either --body or --count")
+    _check_kind(body, count, size)
     defaults = Defaults(
         topic=topic,
         tags=None if tags is None else checked_text(tags, "--tags"),
@@ -120,8 +123,8 @@ def send(
                 # Arguments that are not UTF-8 arrive escaped; this gives their bytes back.
                 work.one(os.fsencode(body))
             elif count is not None:
-                _check_room(opened, count, size, yes)
-                work.load(count, size, batch or LOAD_BATCH)
+                _check_room(opened, count, size or SIZE, yes)
+                work.load(count, size or SIZE, batch or LOAD_BATCH)
             else:
                 work.lines(_stdin(given.out), line_format, batch or LINES_BATCH)
             opened.flush()
@@ -183,6 +186,13 @@ class Sending:
         from rmq_spark.client.producer import Producer
 
         return Producer(self.store, auto_create=not self.no_create)
+
+
+def _check_kind(body: str | None, count: int | None, size: int | None) -> None:
+    if body is not None and count is not None:
+        raise InvalidRequestError("give either --body or --count")
+    if size is not None and count is None:
+        raise InvalidRequestError("--size goes with --count")
 
 
 def _check_room(store: Store, count: int, size: int, yes: bool) -> None:

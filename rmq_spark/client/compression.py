@@ -63,11 +63,20 @@ def decompress(batch: pa.RecordBatch) -> pa.RecordBatch:
     bodies = batch.column("body").to_pylist()
     # Only compressed messages are touched one by one; zlib costs far more than the loop.
     for row in np.flatnonzero(marked).tolist():
-        if not sys_flag.is_zlib(int(flags[row])):
-            raise CorruptDataError("body is compressed by a method that is not known here", sysFlag=int(flags[row]))
-        try:
-            bodies[row] = zlib.decompress(bodies[row])
-        except zlib.error as error:
-            raise CorruptDataError("body cannot be decompressed", row=row) from error
+        bodies[row] = decompress_body(bodies[row], int(flags[row]), row=row)
     at = batch.schema.get_field_index("body")
     return batch.set_column(at, batch.schema.field(at), pa.array(bodies, pa.binary()))
+
+
+def decompress_body(body: bytes, flags: int, **facts: object) -> bytes:
+    """The plain body of a message whose `flags` say that it is compressed; `facts` name it in errors.
+
+    Raises:
+        CorruptDataError: as `decompress`.
+    """
+    if not sys_flag.is_zlib(flags):
+        raise CorruptDataError("body is compressed by a method that is not known here", sysFlag=flags)
+    try:
+        return zlib.decompress(body)
+    except zlib.error as error:
+        raise CorruptDataError("body cannot be decompressed", **facts) from error

@@ -9,6 +9,7 @@ from typing import Final
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.model import times
 from rmq_spark.rules import members, queue_lease
+from rmq_spark.rules.pop_decisions import INVISIBLE_MS_MAX
 from rmq_spark.rules.start_offset import ConsumeFrom
 
 ConsumeFromArgument = str | int | datetime
@@ -37,6 +38,8 @@ class ConsumerSettings:
     """How often offsets are committed."""
     consume_timeout_ms: int = 15 * 60_000
     """A message that a listener holds for longer is sent back and comes again; not in order."""
+    invisible_ms: int = 60_000
+    """POP: how long nobody else gets a message that was received; renewed while its listener works."""
     suspend_ms: int = 1_000
     """How long an orderly queue waits after its listener failed."""
     cached_messages_max: int = 1_000
@@ -62,6 +65,9 @@ class ConsumerSettings:
                 renew_ms=self.renew_ms,
                 lease_ms=self.lease_ms,
             )
+
+        if self.invisible_ms > INVISIBLE_MS_MAX:
+            raise InvalidRequestError("an invisible time is up to 12 hours", invisible_ms=self.invisible_ms)
 
     @property
     def trusted_lease_ms(self) -> int:

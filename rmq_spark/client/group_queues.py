@@ -13,20 +13,23 @@ from typing import Final, TypeVar
 
 from rmq_spark.client.consumer_settings import ConsumerSettings
 from rmq_spark.client.store import Store
+from rmq_spark.client.subscription import Subscription
 from rmq_spark.client.time_search import QueueTimes
-from rmq_spark.errors import OutcomeUnknownError
+from rmq_spark.errors import DataExpiredError, OutcomeUnknownError
 from rmq_spark.log.commit_log import AppendResult, CommitLog, Decided
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.queue_reader import ALL, QueueRead, read_queue
 from rmq_spark.log.request import Rule
 from rmq_spark.log.view import LogView
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.rules import members, queue_lease, system_topics
 from rmq_spark.rules.assignment import Strategy
+from rmq_spark.rules.group_config import settings_of
 from rmq_spark.rules.members import GroupMembers
 from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.rules.queue_lease import Progress, Queue, QueueLeases
 from rmq_spark.rules.start_offset import ConsumeFrom, QueueEnds, start_offset
-from rmq_spark.rules.topics import TopicConfigs
+from rmq_spark.rules.topics import GroupConfigs, TopicConfigs, may_read
 
 UNKNOWN_TRIES: Final = 3
 """How often a decision whose outcome is not known is asked for again; it lands once."""
@@ -89,10 +92,48 @@ class GroupQueues:
         self._retries = retries
         self._times = QueueTimes(store)
         self._differing: tuple[str, ...] = ()
+        self._dead_letters: set[str] = set()
 
     def log(self, broker: str) -> CommitLog:
         """A broker's log with what is needed here."""
         return self._store.log(broker, ConsumerOffsets, QueueLeases)
+
+    def read(
+        self, queue: MessageQueue, offset: int, subscribed: Subscription | None, *, rows_max: int, place: int
+    ) -> QueueRead | int:
+        """The next messages of a queue that are wanted; or where it begins, if retention took what is at `offset`.
+
+        Args:
+            queue: which one.
+            offset: where to read from.
+            subscribed: which messages are wanted; None: all. Those of the retry topic are: they were wanted once.
+            rows_max: as `read_queue`.
+            place: as `read_queue`.
+
+        Raises:
+            RmqError: the log cannot be read.
+        """
+        wanted = ALL if subscribed is None else subscribed.wanted
+        try:
+            return read_queue(
+                self.log(queue.broker),
+                queue.topic,
+                queue.queue_id,
+                offset,
+                rows_max=rows_max,
+                wanted=wanted,
+                place=place,
+            )
+        except DataExpiredError as error:
+            first = int(str(error.context["first"]))
+            _log.warning(
+                "messages expired before the group consumed them (group=%r, queue=%r, from=%d, to=%d)",
+                self._group,
+                tuple(queue),
+                offset,
+                first,
+            )
+            return first
 
     # ------------------------------------------------------------ membership
 
@@ -125,7 +166,10 @@ class GroupQueues:
 
         def look(view: LogView) -> tuple[dict[str, dict[str, int]], list[str], int]:
             configs = view.state.fold(TopicConfigs).configs
-            queues = {topic: dict(configs[topic]["queues"]) for topic in wanted if topic in configs}
+            found = [configs[topic] for topic in wanted if topic in configs]
+            queues = {config["topic"]: dict(config["queues"]) for config in found if may_read(config)}
+            if not settings_of(view.state.fold(GroupConfigs).configs.get(self._group, {})).consume_enabled:
+                queues = {}
             live = view.state.fold(GroupMembers).live(self._group, max(now, view.state.store_ms))
             return queues, list(live), view.state.offset
 
@@ -220,6 +264,16 @@ class GroupQueues:
         decided = decide_surely(self.log(broker), rule)
         return _on(broker, decided.answer), decided.result
 
+    def ensure_dead_letters(self, broker: str) -> None:
+        """Make sure that the group's dead-letter topic is there for consumers, with one queue on the broker.
+
+        Raises:
+            RmqError: as `CommitLog.decide`.
+        """
+        if broker not in self._dead_letters:
+            self._store.ensure_queues(system_topics.dlq_topic(self._group), broker)
+            self._dead_letters.add(broker)
+
     def append(self, queue: MessageQueue, epoch: int, rows: MessageBatch) -> bool:
         """Append messages to the queue's broker if its lease is held; returns whether it is.
 
@@ -291,6 +345,15 @@ def decide_surely(log: CommitLog, rule: Rule[Answer]) -> Decided[Answer]:
         except OutcomeUnknownError:
             continue  # the same rule again lands once, and gives the same answer
     return log.decide(rule)
+
+
+def warn_lost(group: str, queue: MessageQueue) -> None:
+    """Say that another consumer may have a queue."""
+    _log.warning(
+        "the lease of a queue was lost; its messages since the last commit come again (group=%r, queue=%r)",
+        group,
+        tuple(queue),
+    )
 
 
 def by_broker(values: Mapping[MessageQueue, Value]) -> dict[str, dict[Queue, Value]]:

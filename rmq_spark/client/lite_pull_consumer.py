@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import threading
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
-from types import TracebackType
 from typing import Final
 
 import pyarrow as pa
 
+from rmq_spark.client.consumer_life import ConsumerLife
 from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, ConsumerSettings, start_of
 from rmq_spark.client.group_queues import GroupQueues
+from rmq_spark.client.observer import polled, tell_rows
 from rmq_spark.client.producer import Producer
 from rmq_spark.client.pull_queues import Cursor, PullQueues
 from rmq_spark.client.pull_transaction import PullTransaction
-from rmq_spark.client.push_consumer import client_id, strategy_of
-from rmq_spark.client.received import plain_rows, received_messages
 from rmq_spark.client.store import Store
+from rmq_spark.client.stored_rows import plain_rows, received_messages
 from rmq_spark.client.subscription import subscription
 from rmq_spark.errors import ClosedError, InvalidRequestError, NotFoundError, RmqError
 from rmq_spark.log import schema
-from rmq_spark.model import names, times
+from rmq_spark.model import times
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.model.stored_message import ReceivedMessage
-from rmq_spark.rules.assignment import Strategy
+from rmq_spark.rules.assignment import Strategy, own_room, strategy_of
 
 POLL_MESSAGES: Final = 256
 """Messages that one `poll` returns at most, unless it is told otherwise."""
@@ -43,7 +40,7 @@ QueueArgument = MessageQueue | tuple[str, str, int]
 _log = logging.getLogger(__name__)
 
 
-class LitePullConsumer:
+class LitePullConsumer(ConsumerLife):
     """Returns messages when it is asked. Safe to use from many threads; close it, or use it as a context manager.
 
     With `subscribe` the consumers of the group share the queues; with `assign` the caller chooses them. What a poll
@@ -55,8 +52,9 @@ class LitePullConsumer:
         group: the consumer group.
         consume_from: where the group starts in queues that it has no offset of: `latest`, `earliest`, or a time.
         auto_commit: whether polls commit what earlier polls returned.
-        strategy: how queues are shared: `AVG`, `AVG_BY_CIRCLE`, `CONSISTENT_HASH`, or one of `rules/assignment.py`.
+        strategy: how queues are shared: as for `PushConsumer`.
         settings: times.
+        trace: write a trace of every poll's messages to RMQ_SYS_TRACE_TOPIC, in the background; `poll_table` has none.
 
     Raises (on making):
         InvalidRequestError: an illegal name, time or strategy.
@@ -71,14 +69,11 @@ class LitePullConsumer:
         auto_commit: bool = True,
         strategy: str | Strategy = "AVG",
         settings: ConsumerSettings = DEFAULT,
+        trace: bool = False,
     ) -> None:
-        self._store = store
-        self._clock = store.clock
-        self._group = names.check_group(group)
+        super().__init__(store, group, trace=trace, room=own_room(strategy))
         self._auto_commit = auto_commit
         self._settings = settings
-        self._pid = os.getpid()
-        self._client_id = client_id(store)
         groups = GroupQueues(
             store,
             group,
@@ -91,18 +86,9 @@ class LitePullConsumer:
         self._queues = PullQueues(store, group, self._client_id, groups, settings, auto_commit=auto_commit)
         self._lock = threading.RLock()
         self._commit_due = 0
-        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._producer: Producer | None = None
-        self._at_exit: Callable[[], None] | None = None
-
-    def __repr__(self) -> str:
-        return f"LitePullConsumer({self._store!r}, {self._group!r})"
-
-    @property
-    def client_id(self) -> str:
-        """How the other members of the group and tools see this consumer."""
-        return self._client_id
+        store.start_services()
 
     # ------------------------------------------------------------ queues
 
@@ -122,9 +108,8 @@ class LitePullConsumer:
                 raise InvalidRequestError("either subscribe or assign, not both", group=self._group)
             self._queues.subscribe(topic, wanted)
             if self._thread is None:
-                self._at_exit = _closer(weakref.ref(self))
-                atexit.register(self._at_exit)
-                args = (self._queues, self._closed, self._group)
+                self._close_at_exit()
+                args = (self._queues, self._ended, self._group)
                 name = f"rmq-pull-upkeep-{self._group}"
                 self._thread = threading.Thread(target=_keep_up, args=args, name=name, daemon=True)
                 self._thread.start()
@@ -225,6 +210,7 @@ class LitePullConsumer:
         found: list[ReceivedMessage] = []
         for queue, rows in self._poll(timeout, max_messages):
             found += received_messages(rows, queue.topic)
+        polled(self._observers(), self._clock, self._group, found)
         return found
 
     def poll_table(self, timeout: timedelta | float = 5.0, *, max_rows: int = POLL_ROWS) -> pa.Table:
@@ -234,6 +220,9 @@ class LitePullConsumer:
             as `poll`.
         """
         reads = self._poll(timeout, max_rows)
+        if observers := self._observers():
+            for queue, rows in reads:
+                tell_rows(observers, self._group, queue.topic, rows)
         return pa.Table.from_batches([plain_rows(rows) for _, rows in reads], schema=schema.MESSAGE)
 
     def _poll(self, timeout: timedelta | float, rows_max: int) -> list[tuple[MessageQueue, pa.RecordBatch]]:
@@ -301,32 +290,15 @@ class LitePullConsumer:
         Raises:
             RmqError: as `CommitLog.decide`: messages since the last commit come again.
         """
-        if self._closed.is_set() or os.getpid() != self._pid:
-            return  # a fork has no thread to stop, and the group's membership is its parent's
+        if self._ended.is_set() or self._is_forked:
+            return
         with self._lock:
             if self._queues.assigned and self._auto_commit:
                 self._queues.commit()
-            self._closed.set()
-            if self._at_exit is not None:
-                atexit.unregister(self._at_exit)
+            self._ended.set()
+            self._forget_exit()
             self._queues.leave()
-
-    def __enter__(self) -> LitePullConsumer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                "the consumer was made before a fork; open the store and make a consumer in this process",
-                group=self._group,
-            )
-        if self._closed.is_set():
-            raise ClosedError("the consumer is closed; make a new one", group=self._group)
+        self._close_traces()
 
 
 def _keep_up(queues: PullQueues, closed: threading.Event, group: str) -> None:
@@ -338,15 +310,3 @@ def _keep_up(queues: PullQueues, closed: threading.Event, group: str) -> None:
             return
         except RmqError as error:
             _log.warning("a consumer's upkeep failed and is tried again (group=%r): %s", group, error)
-
-
-def _closer(consumer: weakref.ref[LitePullConsumer]) -> Callable[[], None]:
-    def close() -> None:
-        found = consumer()
-        if found is not None:
-            try:
-                found.close()
-            except RmqError as error:
-                _log.warning("a consumer could not commit its offsets when the interpreter ended: %s", error)
-
-    return close

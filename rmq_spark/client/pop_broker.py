@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from rmq_spark.client.compression import decompress
+from rmq_spark.client.group_queues import decide
 from rmq_spark.client.queue_windows import QueueWindows, Window
 from rmq_spark.client.store import Store
-from rmq_spark.client.stored_rows import stored_messages
+from rmq_spark.client.stored_rows import plain_rows, stored_messages
 from rmq_spark.client.time_search import QueueTimes
-from rmq_spark.errors import OutcomeUnknownError
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.queue_reader import ALL, QueueFilter, read_queue
 from rmq_spark.log.request import Rule
 from rmq_spark.log.view import LogView
-from rmq_spark.model.stored_message import ReceivedMessage
+from rmq_spark.model.stored_message import ReceivedMessage, StoredMessage
 from rmq_spark.rules import pop_decisions, system_topics
 from rmq_spark.rules.pop_decisions import Candidates, Claimed, Fifo, Received
 from rmq_spark.rules.receipt import FIFO_REVIVE_QUEUE, Receipt, TopicType
 from rmq_spark.rules.start_offset import ConsumeFrom, QueueEnds, start_offset
-
-UNKNOWN_TRIES: Final = 3
-"""How often a decision whose outcome is not known is asked for again; it lands once."""
 
 Answer = TypeVar("Answer")
 
@@ -149,15 +145,20 @@ class PopBroker:
         """Acknowledge messages by the topic that they were read from and receipt; see `pop_decisions.ack`."""
         return self._decide(pop_decisions.ack(self._group, receipts))
 
-    def change_invisible(self, topic: str, receipt: Receipt, invisible_ms: int) -> pop_decisions.Changed:
-        """Change when a message is visible again; see `pop_decisions.change_invisible`."""
-        rule = pop_decisions.change_invisible(
-            self._group, topic, receipt, invisible_ms=invisible_ms, consumer=self._consumer
-        )
+    def change_invisible(
+        self, receipts: Sequence[tuple[str, Receipt]], invisible_ms: int
+    ) -> list[pop_decisions.Changed]:
+        """Change when messages are visible again; see `pop_decisions.change_invisible`."""
+        rule = pop_decisions.change_invisible(self._group, receipts, invisible_ms=invisible_ms, consumer=self._consumer)
         return self._decide(rule)
 
+    def give_up(self, messages: Sequence[tuple[str, Receipt, StoredMessage]]) -> list[pop_decisions.AckStatus]:
+        """Move messages to the group's dead-letter topic, which is created if need be; see `pop_decisions.give_up`."""
+        self._store.ensure_queues(system_topics.dlq_topic(self._group), self._broker, queues=1)
+        return self._decide(pop_decisions.give_up(self._group, messages))
+
     def dead_letter(self, topic: str, receipt: Receipt) -> pop_decisions.AckStatus:
-        """Give up a message; its copy stands in the group's dead-letter topic, which is created if need be.
+        """As `give_up`, for a message that is read again because the caller has only its receipt.
 
         Raises:
             DataExpiredError: retention has taken the message.
@@ -166,9 +167,8 @@ class PopBroker:
         read = read_queue(self._log, topic, receipt.queue_id, receipt.queue_offset, rows_max=1)
         if not read.messages.num_rows:
             return pop_decisions.AckStatus.UNKNOWN
-        self._store.ensure_queues(system_topics.dlq_topic(self._group), self._broker)
-        message = stored_messages(read.messages)[0]
-        return self._decide(pop_decisions.dead_letter(self._group, topic, receipt, message))
+        [status] = self.give_up([(topic, receipt, stored_messages(read.messages)[0])])
+        return status
 
     # ------------------------------------------------------------ inner works
 
@@ -210,26 +210,12 @@ class PopBroker:
             source, window = windows[claimed.topic, claimed.queue]
             rows = window.messages.slice(window.index(claimed.offsets[0]), len(claimed.offsets))
             messages += stored_messages(
-                decompress(rows),
+                plain_rows(rows),
                 topic=source.shown_topic,
                 reconsume_times=claimed.reconsume_times,
                 receipts=_receipts(source, claimed, self._broker, rows.column("commitOffset").to_pylist()),
             )
         return messages
-
-
-def decide(log: CommitLog, rule: Rule[Answer]) -> Answer:
-    """The answer of `rule`; while the outcome is not known it is asked for again, which lands once.
-
-    Raises:
-        as `CommitLog.decide`.
-    """
-    for _ in range(UNKNOWN_TRIES - 1):
-        try:
-            return log.decide(rule).answer
-        except OutcomeUnknownError:
-            continue  # the same rule again lands once, and gives the same answer
-    return log.decide(rule).answer
 
 
 def _receipts(source: Source, claimed: Claimed, broker: str, commit_offsets: Sequence[int]) -> list[str]:

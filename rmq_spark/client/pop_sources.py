@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 from rmq_spark.client.pop_broker import Source
+from rmq_spark.client.store import Topic
 from rmq_spark.client.subscription import Subscription
 from rmq_spark.clock import Clock
 from rmq_spark.rules import system_topics
@@ -39,6 +40,12 @@ class QueueSources:
         """All of them; once in a while the retry topics come first."""
         retry_first = int(clock.token()[-8:], 16) % RETRY_FIRST_ONE_IN == 0
         return [*self._retries, *self._normal] if retry_first else [*self._normal, *self._retries]
+
+
+def queues_in_turn(topic: Topic, broker: str, turn: int) -> list[int]:
+    """Queues of a topic on a broker: beginning with another one each turn; of a priority topic the highest first."""
+    queues = range(topic.queues[broker])
+    return list(reversed(queues)) if topic.has_priorities else rotated(queues, turn)
 
 
 def rotated(items: Sequence[Item], turn: int) -> list[Item]:

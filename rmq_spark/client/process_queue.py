@@ -6,12 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import Final
 
 from rmq_spark.client.consumer_settings import ConsumerSettings
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.model.stored_message import ReceivedMessage
 
-_OVERHEAD_BYTES = 256
+OVERHEAD_BYTES: Final = 256
 """What a message takes in memory beside its body."""
 
 
@@ -63,7 +64,7 @@ class ProcessQueue:
             for message in messages:
                 self._unfinished[message.queue_offset] = message
                 self._waiting.append(message)
-                self._bytes += len(message.body) + _OVERHEAD_BYTES
+                self._bytes += len(message.body) + OVERHEAD_BYTES
             self.position = next_offset
 
     # ------------------------------------------------------------ consuming
@@ -84,7 +85,7 @@ class ProcessQueue:
             for message in messages:
                 self._running.pop(message.queue_offset, None)
                 if self._unfinished.pop(message.queue_offset, None) is not None:
-                    self._bytes -= len(message.body) + _OVERHEAD_BYTES
+                    self._bytes -= len(message.body) + OVERHEAD_BYTES
 
     def put_back(self, messages: Collection[ReceivedMessage], *, failed: bool) -> None:
         """Let messages be the next ones again, in their order; `failed` counts one more failure."""

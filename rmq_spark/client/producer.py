@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -20,26 +20,27 @@ import pyarrow as pa
 from rmq_spark.client import table_rows
 from rmq_spark.client.async_sender import AsyncSender
 from rmq_spark.client.check_answers import CheckAnswers, Checker
-from rmq_spark.client.compression import compress
-from rmq_spark.client.prepared import Prepared, Route, send_results
+from rmq_spark.client.observer import Observer, send_with_hooks, tell_sent_rows, watched_sending
+from rmq_spark.client.prepared import Prepared, check_messages, message_row, send_results
 from rmq_spark.client.recall import recall
+from rmq_spark.client.routes import Routes
 from rmq_spark.client.send_result import SendHook, SendResult, SendStatus
-from rmq_spark.client.store import AUTO_CREATE_QUEUES, Store
+from rmq_spark.client.store import Store
+from rmq_spark.client.trace_writer import TraceWriter
 from rmq_spark.client.transaction import Transaction
-from rmq_spark.errors import ClosedError, InvalidRequestError, NotFoundError, OutcomeUnknownError, RmqError
+from rmq_spark.errors import ClosedError, InvalidRequestError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import UNCLEAR_REMEMBERED, AppendResult
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model import names, times
 from rmq_spark.model.message import Message
 from rmq_spark.model.message_id import UniqueIds, own_address
 from rmq_spark.model.message_row import MessageRow
-from rmq_spark.rules import delay, routing, system_topics
+from rmq_spark.rules import delay, routing
+from rmq_spark.rules.message_type import MessageType
 from rmq_spark.rules.transaction import IMMUNITY_MS
 
 __all__ = ["Prepared", "Producer", "SendHook", "SendResult", "SendStatus"]
 
-ROUTE_SECONDS: Final = 30
-"""How long a topic's queues are remembered, as RocketMQ's clients poll routes."""
 SEND_TIMEOUT_SECONDS: Final = 3.0
 """No further attempt is made after so long (RocketMQ: `sendMsgTimeout`, for all attempts together)."""
 RETRIES: Final = 2
@@ -58,7 +59,8 @@ class Producer:
     Args:
         store: an open store.
         group: the producer group; producers of a transaction are found by it.
-        auto_create: create unknown topics with 4 queues, as RocketMQ's brokers do by default.
+        auto_create: create unknown topics with 4 queues, as RocketMQ's brokers do by default, unless the store's
+            settings forbid it.
         compress_over_bytes: compress bodies of at least so many bytes (RocketMQ: 4096); None never does.
         delays: delay levels, and how far ahead a delivery time may be; by default the store's settings count.
         checker: tells what has become of a transaction, from its first message. With one, the producer answers the
@@ -68,6 +70,7 @@ class Producer:
         retries: attempts after the first one.
         avoid_slow: leave out brokers that were slow or failed for a while (RocketMQ: `sendLatencyFaultEnable`).
         hooks: see every send.
+        trace: write a trace of every message to RMQ_SYS_TRACE_TOPIC, in the background; see `rmq trace`.
 
     Raises (on making):
         InvalidRequestError: an illegal group name or time.
@@ -87,6 +90,7 @@ class Producer:
         retries: int = RETRIES,
         avoid_slow: bool = False,
         hooks: Sequence[SendHook] = (),
+        trace: bool = False,
     ) -> None:
         self._store = store
         self.group = names.check_group(group)
@@ -98,11 +102,13 @@ class Producer:
         self._retries = retries
         self._latency = routing.BrokerLatency() if avoid_slow else None
         self._hooks = tuple(hooks)
+        self._traces = (TraceWriter(store),) if trace else ()
+        self._watched = bool(self._hooks or self._traces)
         self._ids = UniqueIds(store.clock)
         self._host = own_address()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._routes: dict[str, Route] = {}
+        self._routes = Routes(store, auto_create=auto_create)
         self._turns = routing.RoundRobin(lambda: int(store.clock.token()[-8:], 16))
         self._unclear: dict[tuple[int, ...], Prepared] = {}
         """Sends whose outcome is not known, by the identity of their messages."""
@@ -111,6 +117,7 @@ class Producer:
         self._answers = None if checker is None else CheckAnswers(store, self.group, checker)
         if self._answers is not None:
             self._answers.start()
+        store.start_services()
 
     def __repr__(self) -> str:
         return f"Producer({self._store!r}, auto_create={self._auto_create})"
@@ -121,14 +128,19 @@ class Producer:
         """Send one message and return where it is; with `transaction` it is invisible until that is committed.
 
         Raises:
-            NotFoundError: the topic does not exist and `auto_create` is off.
-            InvalidRequestError: the topic is reserved, or has no queue of the number asked for; or the delivery
-                time is too far ahead.
+            NotFoundError: the topic does not exist, and `auto_create` or the store's setting is off.
+            InvalidRequestError: the topic is reserved, takes messages of another type, may not be written, or has no
+                queue of the number asked for; or the delivery time is too far ahead.
+            BackPressureError: consumers of the topic are too far behind; nothing was written.
             PreconditionFailedError: the transaction is not open any more; nothing was written.
             RmqError: as `CommitLog.append` says, of the last attempt.
         """
         if transaction is not None:
-            return self._send_half(message, transaction)
+            check_messages((message,))
+            observers = self._observers()
+            with watched_sending(observers, self._store.clock, self.group, (message,), is_transaction=True) as sending:
+                sending.results = [self._send_half(message, transaction)]
+            return sending.results[0]
         return self.send_batch((message,))[0]
 
     def begin_transaction(self) -> Transaction:
@@ -162,18 +174,11 @@ class Producer:
         """
         if not messages:
             raise InvalidRequestError("a batch needs at least one message")
-        if not self._hooks:
+        check_messages(messages)
+        if not self._watched and not self._store.observers:
             return self._send_batch(messages)
-        for hook in self._hooks:
-            hook.before(messages)
-        try:
-            results = self._send_batch(messages)
-        except BaseException as error:
-            for hook in self._hooks:
-                hook.after(messages, None, error)
-            raise
-        for hook in self._hooks:
-            hook.after(messages, results, None)
+        with watched_sending(self._observers(), self._store.clock, self.group, messages) as sending:
+            sending.results = results = send_with_hooks(self._hooks, messages, self._send_batch)
         return results
 
     def send_async(self, message: Message) -> Future[SendResult]:
@@ -183,7 +188,9 @@ class Producer:
 
         Raises:
             ClosedError: the producer was closed, or made before a fork.
+            InvalidRequestError: it is no message.
         """
+        check_messages((message,))
         return self._sender().put(message)
 
     async def asend(self, message: Message) -> SendResult:
@@ -200,7 +207,7 @@ class Producer:
         Raises:
             ClosedError: the producer was closed, or made before a fork.
         """
-        self._sender().put(message).add_done_callback(_log_failure)
+        self.send_async(message).add_done_callback(_log_failure)
 
     def send_table(self, topic: str, table: pa.Table | pa.RecordBatch) -> int:
         """Send the rows of a table as messages of `topic`, and return how many; rows of a queue keep their order.
@@ -224,6 +231,7 @@ class Producer:
                 error.add_note(f"{sent} of {table.num_rows} rows were sent before it")
                 raise
             sent += part.num_rows
+            tell_sent_rows(self._observers(), topic, part)
         return sent
 
     def flush(self) -> None:
@@ -242,6 +250,8 @@ class Producer:
             self._at_exit = None
         if self._answers is not None:
             self._answers.close()
+        for each in self._traces:
+            each.close()
 
     def __enter__(self) -> Producer:
         return self
@@ -350,33 +360,25 @@ class Producer:
         now = self._store.clock.now_ms()
         queues: list[int] = []
         rows: list[MessageRow] = []
+        topic = ""
+        places: Sequence[routing.Place] = ()
+        turns: Iterator[int] | None = None
         for message, msg_id in zip(messages, ids, strict=True):
-            broker, queue = self._place(message, broker, avoid)
+            if turns is not None and message.topic == topic and _takes_any_queue(message):
+                queue = places[next(turns) % len(places)][1]
+            else:
+                broker, queue = self._place(message, broker, avoid)
+                topic = message.topic
+                route = self._routes.of(topic)
+                places = route.by_broker[broker]
+                turns = None if route.checked else self._turns.of(topic)
             queues.append(queue)
-            row = self._row(message, queue, msg_id, now)
-            if message.is_delayed:
+            row = message_row(message, queue, msg_id, now, host=self._host, compress_over=self._compress_over)
+            if message.delay_level > 0 or message.delay is not None or message.deliver_at is not None:
                 row = delay.park(row, delay.of_message(message, now), now, self._delays)
             rows.append(row)
         # The messages were checked when they were made, and the engine adds nothing that could be refused.
         return Prepared(messages, broker, ids, queues, rows, MessageBatch(list(rows)))
-
-    def _row(self, message: Message, queue: int, msg_id: str, now_ms: int) -> MessageRow:
-        over = self._compress_over
-        body, flags = (message.body, 0) if over is None else compress(message.body, over)
-        return MessageRow(
-            message.topic,
-            queue,
-            msg_id,
-            message.tags,
-            message.keys_text() if message.keys else None,
-            body,
-            message.flag,
-            flags,
-            now_ms if message.born_timestamp_ms is None else message.born_timestamp_ms,
-            self._host,
-            0,
-            list(message.stored_properties().items()) if _has_properties(message) else [],
-        )
 
     def _send_half(self, message: Message, transaction: Transaction) -> SendResult:
         if message.delay_level > 0:
@@ -384,8 +386,9 @@ class Producer:
         now = self._store.clock.now_ms()
         asked = delay.of_message(message, now)
         delay.check_delay(asked, now, self._delays)
-        broker, queue = self._place(message, transaction.broker or "", None)
-        row = self._row(message, queue, message.msg_id or self._ids.draw()[0], now)
+        broker, queue = self._place(message, transaction.broker or "", None, in_transaction=True)
+        msg_id = message.msg_id or self._ids.draw()[0]
+        row = message_row(message, queue, msg_id, now, host=self._host, compress_over=self._compress_over)
         landed = transaction.add(broker, row, asked.deliver_ms)
         offset = None if landed.commit_offsets is None else int(landed.commit_offsets[0])
         return SendResult(
@@ -397,14 +400,15 @@ class Producer:
         return send_results(prepared, result)
 
     def _table_part(self, topic: str, part: pa.Table) -> tuple[str, MessageBatch]:
-        route = self._route(topic)
+        route = self._routes.of(topic)
+        self._routes.check(route, MessageType.NORMAL)
         broker = routing.choose(
             route.queues, self._turns.next(topic), latency=self._latency, now_ms=self._store.clock.elapsed_ns() / 1e6
         )[0]
         batch = table_rows.table_batch(
             part,
             topic,
-            route.topic.queues[broker],
+            len(route.by_broker[broker]),
             self._turns.next(topic),
             ids=self._ids,
             host=self._host,
@@ -412,16 +416,18 @@ class Producer:
         )
         return broker, batch
 
-    def _place(self, message: Message, broker: str, avoid: str | None) -> routing.Place:
+    def _place(
+        self, message: Message, broker: str, avoid: str | None, *, in_transaction: bool = False
+    ) -> routing.Place:
         """The broker and queue of a message; `broker` is the one that others of its batch go to."""
         topic = message.topic
-        route = self._route(topic)
+        route = self._routes.for_message(message, in_transaction=in_transaction)
         queues = route.queues
         if broker:
             queues = route.by_broker.get(broker, ())
             if not queues:
                 raise InvalidRequestError("topics of one batch must share a broker", topic=topic, broker=broker)
-        if message.queue_id is None and message.sharding_key is None and message.priority is None:
+        if _takes_any_queue(message):
             turn = self._turns.next(topic)
             if broker or (avoid is None and self._latency is None):
                 return queues[turn % len(queues)]
@@ -436,23 +442,8 @@ class Producer:
             priority=message.priority,
         )
 
-    def _route(self, name: str) -> Route:
-        now = self._store.clock.elapsed_ns()
-        known = self._routes.get(name)
-        if known is not None and now - known.at_ns < ROUTE_SECONDS * 1_000_000_000:
-            return known
-        system_topics.check_sendable(name)
-        topic = self._store.find_topic(name)
-        if topic is None and not self._auto_create:
-            raise NotFoundError("no such topic; create it first", topic=name)
-        if topic is None:
-            topic = self._store.create_topic(name, queues=AUTO_CREATE_QUEUES)
-        queues = topic.message_queues()
-        if not queues:
-            raise InvalidRequestError("topic has no queues that may be written", topic=name)
-        by_broker = {broker: [place for place in queues if place[0] == broker] for broker in topic.queues}
-        route = self._routes[name] = Route(now, topic, queues, by_broker)
-        return route
+    def _observers(self) -> tuple[Observer, ...]:
+        return (*self._traces, *self._store.observers)
 
     def _sender(self) -> AsyncSender:
         if os.getpid() != self._pid:
@@ -467,8 +458,8 @@ class Producer:
         return sender
 
 
-def _has_properties(message: Message) -> bool:
-    return bool(message.properties) or message.sharding_key is not None or message.priority is not None
+def _takes_any_queue(message: Message) -> bool:
+    return message.queue_id is None and message.sharding_key is None and message.priority is None
 
 
 def _log_failure(future: Future[SendResult]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from typing import Final
 import pyarrow as pa
 
 from rmq_spark.client.consumer_settings import ConsumerSettings
-from rmq_spark.client.group_queues import GroupQueues, by_broker, decide
+from rmq_spark.client.group_queues import GroupQueues, by_broker, decide, warn_lost
 from rmq_spark.client.producer import Producer, SendResult
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription
-from rmq_spark.errors import DataExpiredError, InvalidRequestError, PreconditionFailedError
-from rmq_spark.log.queue_reader import ALL, read_queue
+from rmq_spark.errors import InvalidRequestError, PreconditionFailedError
 from rmq_spark.model.message import Message
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.rules import offsets as offset_rules
@@ -30,9 +28,6 @@ BROKER_WAIT_SECONDS: Final = 0.05
 """Of several brokers it waits for one after the other, so long for each."""
 
 _TAKEN_OVER: Final = "queues went to other consumers meanwhile, so what was polled of them is not committed"
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -90,6 +85,7 @@ class PullQueues:
         self._keeping = threading.Lock()
         self._due = dict.fromkeys(("heartbeat", "renew", "rebalance"), 0)
         self._turn = 0
+        self._has_priorities: dict[str, bool] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self.cursors: dict[MessageQueue, Cursor] = {}
         self.assigned = False
@@ -123,7 +119,7 @@ class PullQueues:
         turn = self._turn % max(1, len(order))
         reads: list[tuple[MessageQueue, pa.RecordBatch]] = []
         left, again, ends = rows_max, False, dict[str, int]()
-        for queue in [*order[turn:], *order[:turn]]:
+        for queue in self._by_priority([*order[turn:], *order[:turn]]):
             cursor = self.cursors[queue]
             log = self._groups.log(queue.broker)
             if queue.broker not in ends:
@@ -141,6 +137,15 @@ class PullQueues:
                     break
         return reads, again, ends
 
+    def _by_priority(self, queues: list[MessageQueue]) -> list[MessageQueue]:
+        """The queues with those of topics with priorities first, high ones before low ones."""
+        for topic in {queue.topic for queue in queues} - self._has_priorities.keys():
+            found = self._store.find_topic(topic)
+            self._has_priorities[topic] = found is not None and found.has_priorities
+        if not any(self._has_priorities.values()):
+            return queues
+        return sorted(queues, key=lambda queue: -1 - queue.queue_id if self._has_priorities[queue.topic] else 0)
+
     def _read_queue(self, queue: MessageQueue, cursor: Cursor, rows_max: int) -> pa.RecordBatch | None:
         """The next rows of a queue; None when none of those that were looked at is wanted."""
         if cursor.ahead is None and not self._read_ahead(queue, cursor, max(rows_max, AHEAD_ROWS)):
@@ -157,26 +162,9 @@ class PullQueues:
     def _read_ahead(self, queue: MessageQueue, cursor: Cursor, rows_max: int) -> bool:
         """Read rows of a queue; returns whether there are some."""
         subscribed = self.subscriptions.get(queue.topic)
-        try:
-            read = read_queue(
-                self._groups.log(queue.broker),
-                queue.topic,
-                queue.queue_id,
-                cursor.position,
-                rows_max=rows_max,
-                wanted=ALL if subscribed is None else subscribed.wanted,
-                place=cursor.place,
-            )
-        except DataExpiredError as error:
-            first = int(str(error.context["first"]))
-            _log.warning(
-                "messages expired before the group consumed them (group=%r, queue=%r, from=%d, to=%d)",
-                self._group,
-                tuple(queue),
-                cursor.position,
-                first,
-            )
-            cursor.move(first)
+        read = self._groups.read(queue, cursor.position, subscribed, rows_max=rows_max, place=cursor.place)
+        if isinstance(read, int):
+            cursor.move(read)
             return False
         cursor.place, cursor.read_to = read.place, read.next_offset
         if read.messages.num_rows:
@@ -221,11 +209,7 @@ class PullQueues:
             if cursor.lost or (cursor.trusted_ns is not None and now >= cursor.trusted_ns)
         }
         for queue in gone:
-            _log.warning(
-                "the lease of a queue was lost; its messages since the last commit come again (group=%r, queue=%r)",
-                self._group,
-                tuple(queue),
-            )
+            warn_lost(self._group, queue)
             del self.cursors[queue]
         if self.assigned or (now < self._due["rebalance"] and not gone):
             return

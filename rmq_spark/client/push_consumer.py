@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import inspect
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
-from rmq_spark.client.consume_result import ConsumeResult
+from rmq_spark.client.consume_result import FAILURE, SUCCESS, ConsumeOutcome, ConsumeResult
+from rmq_spark.client.consumer_life import ConsumerLife
 from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, ConsumerSettings, start_of
 from rmq_spark.client.group_queues import GroupQueues
 from rmq_spark.client.group_settings import group_settings
+from rmq_spark.client.listener_engine import AGAIN_MS, Listener, ListenerEngine
 from rmq_spark.client.local_offsets import LocalOffsets
-from rmq_spark.client.push_engine import AGAIN_MS, PushEngine
+from rmq_spark.client.observer import watched_listener
+from rmq_spark.client.pop_engine import PopEngine
+from rmq_spark.client.pop_receiver import PopReceiver
+from rmq_spark.client.push_engine import PushEngine
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription, subscription
-from rmq_spark.errors import ClosedError, InvalidRequestError, RmqError
+from rmq_spark.errors import InvalidRequestError, RmqError
 from rmq_spark.model import names
-from rmq_spark.model.message_id import own_address
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules import retry
-from rmq_spark.rules.assignment import STRATEGIES, Strategy
+from rmq_spark.rules.assignment import Strategy, own_room, strategy_of
 
 CLOSE_SECONDS: Final = 30.0
 """So long `close` waits for listeners."""
@@ -39,13 +40,16 @@ NO_ROOM_SECONDS: Final = 0.05
 OFFSETS_HOME: Final = "~/.rmq_spark_offsets"
 """Where broadcasting consumers keep their offsets."""
 
-Handle = Callable[[Any], ConsumeResult | Awaitable[ConsumeResult | None] | None]
+Engine = ListenerEngine[Any]
+
+Answer = ConsumeResult | ConsumeOutcome | None
+Handle = Callable[[Any], Answer | Awaitable[Answer]]
 """Gets a message, or a list of messages when `batch_size` is over 1; may be a coroutine function."""
 
 _log = logging.getLogger(__name__)
 
 
-class PushConsumer:
+class PushConsumer(ConsumerLife):
     """Calls a listener for every message of some topics. Close it, or use it as a context manager.
 
     The consumers of a group share the queues, and each message goes to one of them (clustering), or each consumer gets
@@ -53,6 +57,12 @@ class PushConsumer:
     `%RETRY%group` after 10 s, 30 s, 1 min and so on; after 16 retries it goes to `%DLQ%group`. Some process must run
     the timer service for that. With `orderly`, the messages of a queue are consumed one batch after the other, by one
     consumer of the group at a time; a batch that fails is retried in place, and holds its queue.
+
+    With `pop`, queues are not shared out: every consumer of the group receives from every queue, so a slow one holds
+    nobody up, and there may be more consumers than queues. A message is invisible to the others while its listener
+    works; one that fails comes again after 1 s, 5 s, 10 s and so on, and goes to `%DLQ%group` after the maximum. Some
+    process must run `ReviveService` for that. With `orderly`, each queue has one batch in flight. All consumers of a
+    group must be alike in this.
 
     Args:
         store: an open store; close the consumer before it.
@@ -62,13 +72,17 @@ class PushConsumer:
             dropped, with a line in the log.
         threads: how many listeners run at a time.
         batch_size: messages that a listener gets at once; over 1 it gets lists.
-        max_reconsume_times: how often a message is retried; -1: as the group's settings say (16), in order for ever.
+        pop: receive by POP; not for broadcasting.
+        max_reconsume_times: how often a message is retried. Unless it is given, or with -1: as the group's settings
+            say (16), in order without `pop` for ever. With `pop` not more often than the group's settings say.
         consume_from: where the group starts in queues that it has no offset of: `latest` (queues whose first message
             is less than an hour old are read whole, see `rules/start_offset.py`), `earliest`, or a time.
-        strategy: how queues are shared: `AVG`, `AVG_BY_CIRCLE`, `CONSISTENT_HASH`, or one of `rules/assignment.py`.
+        strategy: how queues are shared: `AVG`, `AVG_BY_CIRCLE`, `CONSISTENT_HASH`, `MACHINE_ROOM:room,room`,
+            `MACHINE_ROOM_NEARBY:own room`, or one of `rules/assignment.py`. Brokers are named `room@name` then.
         settings: times and limits.
         instance: names a broadcasting consumer's file: give each of a machine another.
         offsets_home: directory of broadcasting consumers' offsets.
+        trace: write a trace of every consumption to RMQ_SYS_TRACE_TOPIC, in the background; see `rmq trace`.
 
     Raises (on making):
         InvalidRequestError: an illegal name, number, time or strategy.
@@ -92,57 +106,51 @@ class PushConsumer:
         *,
         orderly: bool = False,
         broadcasting: bool = False,
+        pop: bool = False,
         threads: int = 20,
         batch_size: int = 1,
-        max_reconsume_times: int = -1,
+        max_reconsume_times: int = retry.DEFAULT_TIMES,
         consume_from: ConsumeFromArgument = "latest",
         strategy: str | Strategy = "AVG",
         settings: ConsumerSettings = DEFAULT,
         instance: str = "DEFAULT",
         offsets_home: str | os.PathLike[str] = OFFSETS_HOME,
+        trace: bool = False,
     ) -> None:
         for name, number in (("threads", threads), ("batch_size", batch_size)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise InvalidRequestError(f"{name} is a number from 1 on", **{name: number})
-        self._store = store
-        self._group = names.check_group(group)
+        if pop and broadcasting:
+            raise InvalidRequestError("with pop the consumers of a group share messages; leave out broadcasting")
+        super().__init__(store, group, trace=trace, room=own_room(strategy))
         self._orderly = orderly
+        self._pop = pop
         self._broadcasting = broadcasting
         self._threads_wanted = threads
         self._batch_size = batch_size
         self._max_reconsume_times = max_reconsume_times
         self._settings = settings
-        self._pid = os.getpid()
-        self._client_id = client_id(store)
         self._local = self._local_offsets(instance, offsets_home) if broadcasting else None
+        self._start_from = start_of(consume_from, store.clock.now_ms())
         self._groups = GroupQueues(
             store,
             group,
             self._client_id,
             settings=settings,
             strategy=strategy_of(strategy),
-            consume_from=start_of(consume_from, store.clock.now_ms()),
+            consume_from=self._start_from,
             retries=not broadcasting and not orderly,
         )
         self._subscriptions: dict[str, Subscription] = {}
+        self._priority_topics: set[str] = set()
         self._lock = threading.Lock()
-        self._engine: PushEngine | None = None
+        self._engine: Engine | None = None
         self._stop = threading.Event()
-        self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
         self._workers: list[threading.Thread] = []
         self._reading: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._error: RmqError | None = None
-        self._at_exit: Callable[[], None] | None = None
-
-    def __repr__(self) -> str:
-        return f"PushConsumer({self._store!r}, {self._group!r})"
-
-    @property
-    def client_id(self) -> str:
-        """How the other members of the group and tools see this consumer."""
-        return self._client_id
 
     @property
     def error(self) -> RmqError | None:
@@ -165,7 +173,8 @@ class PushConsumer:
         if self._engine is not None:
             raise InvalidRequestError("subscribe before start", group=self._group, topic=topic)
         wanted = subscription(topic, tags, sql)
-        self._store.topic(topic)
+        if self._store.topic(topic).has_priorities:
+            self._priority_topics.add(topic)
         self._subscriptions[topic] = wanted
         return self
 
@@ -174,8 +183,9 @@ class PushConsumer:
 
         Args:
             handle: gets a message, or a list of up to `batch_size` of them. Returning None or `ConsumeResult.SUCCESS`
-                consumes them, `ConsumeResult.FAILURE` or an exception lets them come again. It runs in up to `threads`
-                threads at once; a coroutine function runs in one event loop.
+                consumes them, `ConsumeResult.FAILURE` or an exception lets them come again, and a `ConsumeOutcome`
+                says how many of them are consumed and when the others come again. It runs in up to `threads` threads at
+                once; a coroutine function runs in one event loop.
 
         Raises:
             InvalidRequestError: nothing is subscribed, or it was started before.
@@ -191,8 +201,8 @@ class PushConsumer:
             engine = self._make_engine(handle)
             engine.tick()
             self._engine = engine
-        self._at_exit = _closer(weakref.ref(self))
-        atexit.register(self._at_exit)
+        self._store.start_services()
+        self._close_at_exit()
         self._workers = [self._run("work", self._work, engine) for _ in range(self._threads_wanted)]
         self._threads = [
             self._run("upkeep", self._keep_up, engine),
@@ -221,12 +231,11 @@ class PushConsumer:
             RmqError: the offsets could not be committed: messages since the last commit come again.
         """
         with self._lock:
-            if self._ended.is_set() or os.getpid() != self._pid:
-                return  # a fork has no threads to stop, and the group's membership is its parent's
+            if self._ended.is_set() or self._is_forked:
+                return
             self._ended.set()
             engine = self._engine
-        if self._at_exit is not None:
-            atexit.unregister(self._at_exit)
+        self._forget_exit()
         self._stop.set()
         if engine is None:
             return
@@ -246,17 +255,34 @@ class PushConsumer:
                     thread.join(timeout)
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
+            self._close_traces()
 
-    def __enter__(self) -> PushConsumer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _make_engine(self, handle: Handle) -> PushEngine:
-        maximum = group_settings(self._store, self._group).retry_max_times
+    def _make_engine(self, handle: Handle) -> Engine:
+        settings = group_settings(self._store, self._group)
+        maximum = settings.retry_max_times
+        if self._pop:
+            receiver = PopReceiver(
+                self._store,
+                self._group,
+                self._client_id,
+                self._subscriptions,
+                consume_from=self._start_from,
+                orderly=self._orderly,
+            )
+            return PopEngine(
+                self._clock,
+                self._group,
+                self._groups,
+                receiver,
+                expressions={topic: each.expression for topic, each in self._subscriptions.items()},
+                listener=self._listener(handle),
+                settings=self._settings,
+                threads=self._threads_wanted,
+                batch_size=self._batch_size,
+                orderly=self._orderly,
+                retry_max=self._max_reconsume_times if retry.is_given(self._max_reconsume_times) else None,
+                priority_topics=frozenset(self._priority_topics),
+            )
         return PushEngine(
             self._store,
             self._group,
@@ -268,11 +294,13 @@ class PushConsumer:
             batch_size=self._batch_size,
             retry_max=retry.max_times(self._max_reconsume_times, orderly=self._orderly, group_max=maximum),
             local=self._local,
+            retry_policy=settings.policy,
+            priority_topics=frozenset(self._priority_topics),
         )
 
     # ------------------------------------------------------------ threads
 
-    def _run(self, name: str, target: Callable[[PushEngine], None], engine: PushEngine) -> threading.Thread:
+    def _run(self, name: str, target: Callable[[Engine], None], engine: Engine) -> threading.Thread:
         def run() -> None:
             try:
                 target(engine)
@@ -295,11 +323,11 @@ class PushConsumer:
             self._engine.wake_workers(len(self._workers))
         self._ended.set()
 
-    def _work(self, engine: PushEngine) -> None:
+    def _work(self, engine: Engine) -> None:
         while not self._stop.is_set():
             engine.work(None)
 
-    def _keep_up(self, engine: PushEngine) -> None:
+    def _keep_up(self, engine: Engine) -> None:
         while not self._stop.is_set():
             try:
                 seconds = engine.tick()
@@ -312,30 +340,30 @@ class PushConsumer:
             engine.attention.wait(min(seconds, LOOK_SECONDS))
             engine.attention.clear()
 
-    def _watch_members(self, engine: PushEngine) -> None:
+    def _watch_members(self, engine: Engine) -> None:
         seen = engine.nameserver_end
         while not self._stop.is_set():
             if self._store.nameserver.wait(seen, LOOK_SECONDS):
                 seen = self._store.nameserver.look(lambda view: view.state.offset)
                 engine.share_again()
 
-    def _read_brokers(self, engine: PushEngine) -> None:
+    def _read_brokers(self, engine: Engine) -> None:
         for broker in sorted(engine.brokers() - self._reading):
             self._reading.add(broker)
             self._threads.append(self._run("read", partial(self._read, broker), engine))
 
-    def _read(self, broker: str, engine: PushEngine) -> None:
-        log = self._groups.log(broker)
+    def _read(self, broker: str, engine: Engine) -> None:
         while not self._stop.is_set():
             try:
-                grown, blocked, end = engine.fetch(broker)
-                if grown:
+                fetched = engine.fetch(broker)
+                if fetched.grown:
                     continue
-                if blocked:
+                if fetched.blocked:
                     with engine.changed:
                         engine.changed.wait(NO_ROOM_SECONDS)
                 else:
-                    log.wait(end, LOOK_SECONDS)
+                    seconds = LOOK_SECONDS if fetched.wait_ms is None else min(LOOK_SECONDS, fetched.wait_ms / 1000)
+                    engine.wait(broker, fetched.log_end, seconds)
             except RmqError as error:
                 if not error.retriable:
                     raise
@@ -344,7 +372,7 @@ class PushConsumer:
 
     # ------------------------------------------------------------ listeners
 
-    def _listener(self, handle: Handle) -> Callable[[Sequence[ReceivedMessage]], ConsumeResult]:
+    def _listener(self, handle: Handle) -> Listener:
         call: Callable[[Any], object] = handle
         if inspect.iscoroutinefunction(handle) or inspect.iscoroutinefunction(type(handle).__call__):
             loop = self._loop = asyncio.new_event_loop()
@@ -353,7 +381,7 @@ class PushConsumer:
             def call(given: Any) -> object:
                 return asyncio.run_coroutine_threadsafe(handle(given), loop).result()  # type: ignore[arg-type]
 
-        def listen(messages: Sequence[ReceivedMessage]) -> ConsumeResult:
+        def listen(messages: Sequence[ReceivedMessage]) -> ConsumeOutcome:
             try:
                 result = call(messages[0] if self._batch_size == 1 else list(messages))
             except BaseException as error:  # noqa: BLE001 - the listener's own affair; the message comes again
@@ -364,30 +392,23 @@ class PushConsumer:
                     messages[0].msg_id,
                     exc_info=error,
                 )
-                return ConsumeResult.FAILURE
-            if result is None:
-                return ConsumeResult.SUCCESS
-            if isinstance(result, ConsumeResult):
+                return FAILURE
+            if result is None or result is ConsumeResult.SUCCESS:
+                return SUCCESS
+            if isinstance(result, ConsumeOutcome):
                 return result
-            _log.error(
-                "a listener must return None or a ConsumeResult; its messages come again (group=%r, returned=%r)",
-                self._group,
-                type(result).__name__,
-            )
-            return ConsumeResult.FAILURE
+            if result is not ConsumeResult.FAILURE:
+                _log.error(
+                    "a listener must return None, a ConsumeResult or a ConsumeOutcome; its messages come again "
+                    "(group=%r, returned=%r)",
+                    self._group,
+                    type(result).__name__,
+                )
+            return FAILURE
 
-        return listen
+        return watched_listener(listen, self._observers, self._clock, self._group)
 
     # ------------------------------------------------------------ inner works
-
-    def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                "the consumer was made before a fork; open the store and make a consumer in this process",
-                group=self._group,
-            )
-        if self._ended.is_set():
-            raise ClosedError("the consumer is closed; make a new one", group=self._group)
 
     def _local_offsets(self, instance: str, home: str | os.PathLike[str]) -> LocalOffsets:
         # The store's nonce: groups of the same name in two stores must not share offsets.
@@ -395,36 +416,6 @@ class PushConsumer:
         return LocalOffsets(place / f"{self._group.replace('|', '%7C')}.json")
 
 
-def client_id(store: Store) -> str:
-    """An id that no other consumer has."""
-    return f"{own_address()}@{os.getpid()}#{store.clock.token()[-12:]}"
-
-
-def strategy_of(strategy: str | Strategy) -> Strategy:
-    """The strategy of a name, or itself.
-
-    Raises:
-        InvalidRequestError: no such name.
-    """
-    if not isinstance(strategy, str):
-        return strategy
-    if strategy not in STRATEGIES:
-        raise InvalidRequestError("no such strategy", strategy=strategy, known=sorted(STRATEGIES))
-    return STRATEGIES[strategy]
-
-
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
     loop.close()
-
-
-def _closer(consumer: weakref.ref[PushConsumer]) -> Callable[[], None]:
-    def close() -> None:
-        found = consumer()
-        if found is not None:
-            try:
-                found.close()
-            except RmqError as error:
-                _log.warning("a consumer could not commit its offsets when the interpreter ended: %s", error)
-
-    return close

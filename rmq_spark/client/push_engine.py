@@ -1,29 +1,23 @@
-"""What a push consumer does, step by step and without threads: `tick`, `fetch` and `work`. `PushConsumer` runs them.
-
-Each step may be called by any thread. Time is the store's clock, so a test moves it by hand.
-"""
+"""A push consumer that shares queues with the others of its group, or has them all, step by step."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import logging
-import queue as queues_of_tasks
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from rmq_spark.client.consume_result import ConsumeResult
 from rmq_spark.client.consumer_settings import ConsumerSettings
-from rmq_spark.client.group_queues import GroupQueues
+from rmq_spark.client.group_queues import GroupQueues, warn_lost
+from rmq_spark.client.listener_engine import AGAIN_MS, Fetched, Listener, ListenerEngine
 from rmq_spark.client.local_offsets import LocalOffsets
 from rmq_spark.client.process_queue import ProcessQueue
-from rmq_spark.client.received import received_messages
 from rmq_spark.client.store import Store
+from rmq_spark.client.stored_rows import received_messages
 from rmq_spark.client.subscription import Subscription
-from rmq_spark.errors import DataExpiredError, RmqError
+from rmq_spark.errors import RmqError
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.queue_reader import ALL, read_queue
 from rmq_spark.log.view import LogView
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.model.stored_message import ReceivedMessage
@@ -32,8 +26,6 @@ from rmq_spark.rules.queue_lease import Progress
 
 READ_ROWS: Final = 512
 """Messages of a queue that one read looks at."""
-AGAIN_MS: Final = 500
-"""How soon queues are shared again when another consumer still holds some of them, or something failed."""
 LOCAL_RETRY_MS: Final = 5_000
 """How soon a message is consumed again here when it could not be sent back."""
 DRAIN_MS: Final = 20_000
@@ -43,13 +35,10 @@ TURN_MS: Final = 60_000
 TIMEOUT_LEVEL: Final = 3
 """Delay level of a message whose listener took too long."""
 
-Listener = Callable[[Sequence[ReceivedMessage]], ConsumeResult]
-"""Consumes a batch; it does not raise."""
-
 _log = logging.getLogger(__name__)
 
 
-class PushEngine:
+class PushEngine(ListenerEngine[ProcessQueue]):
     """One consumer of a group.
 
     Args:
@@ -62,6 +51,8 @@ class PushEngine:
         orderly: whether the messages of a queue are consumed one batch after the other.
         batch_size: messages that a listener gets at once.
         retry_max: how often a message is retried.
+        retry_policy: how long a failed message waits.
+        priority_topics: topics whose queues are priorities: high ones are consumed first.
         local: where a broadcasting consumer keeps its offsets; None: the group shares the queues.
     """
 
@@ -78,72 +69,52 @@ class PushEngine:
         batch_size: int,
         retry_max: int,
         local: LocalOffsets | None,
+        retry_policy: retry.RetryPolicy = retry.DEFAULT_POLICY,
+        priority_topics: Collection[str] = (),
     ) -> None:
-        self._clock = store.clock
+        def priority_of(held: ProcessQueue) -> int:
+            return held.queue.queue_id if held.queue.topic in priority_topics else 0
+
+        super().__init__(
+            store.clock,
+            groups,
+            expressions={topic: each.expression for topic, each in subscriptions.items()},
+            heartbeat_ms=settings.heartbeat_ms,
+            steps=("heartbeat", "renew", "rebalance", "commit"),
+            priority_of=priority_of if priority_topics else None,
+        )
         self._group = group
-        self._groups = groups
         self._subscriptions = dict(subscriptions)
-        self._expressions = {topic: each.expression for topic, each in subscriptions.items()}
         self._listener = listener
         self._settings = settings
         self._orderly = orderly
         self._batch_size = batch_size
         self._retry_max = retry_max
+        self._retry_policy = retry_policy
         self._local = local
-        self._lock = threading.Lock()
         self._held: dict[MessageQueue, ProcessQueue] = {}
-        self._fetching: dict[str, threading.Lock] = {}
-        self._tasks: queues_of_tasks.SimpleQueue[ProcessQueue | None] = queues_of_tasks.SimpleQueue()
         self._later: list[tuple[int, int, ProcessQueue]] = []
         self._numbers = itertools.count()
-        self._due = dict.fromkeys(("heartbeat", "renew", "rebalance", "commit"), 0)
-        self._ticking = threading.Lock()
-        self._stopping = False
-        self.changed = threading.Condition()
-        """Notified when a listener is done: there may be room to read more."""
-        self.attention = threading.Event()
-        """Set when `tick` should not wait any longer."""
-        self.nameserver_end = -1
-        """End of the nameserver log when members and topics were last looked at."""
 
     # ------------------------------------------------------------ upkeep
 
     def tick(self) -> float:
-        """Do what is due; returns after how many seconds to call again.
-
-        Raises:
-            RmqError: something could not be done; call again soon.
-        """
         with self._ticking:
             now = self._clock.elapsed_ns()
             self._start_later(now)
             self._drop_untrusted(now)
-            failed: list[RmqError] = []
-            steps = [("rebalance", self._rebalance), ("commit", self._commit_when_due)]
+            steps = {"rebalance": self._rebalance, "commit": self._commit_when_due}
             if self._local is None:
-                steps = [("heartbeat", self._beat), ("renew", self._renew), *steps]
-            for name, step in steps:
-                if now < self._due[name]:
-                    continue
-                try:
-                    wait_ms = step()
-                except RmqError as error:
-                    failed.append(error)  # the other steps are done all the same
-                    wait_ms = AGAIN_MS
-                self._due[name] = self._clock.elapsed_ns() + wait_ms * 1_000_000
+                steps = {"heartbeat": self._beat, "renew": self._renew, **steps}
+            failed = self._run_due(now, steps)
             self._give_back(now)
             if failed:
                 raise failed[0]
             return self._seconds_left()
 
     def share_again(self) -> None:
-        """Members or topics may have changed: look with the next tick."""
         self._due["rebalance"] = 0
         self.attention.set()
-
-    def _beat(self) -> int:
-        self._groups.beat(self._expressions)
-        return self._settings.heartbeat_ms
 
     def _commit_when_due(self) -> int:
         self._send_back_overdue(self._clock.elapsed_ns())
@@ -179,9 +150,11 @@ class PushEngine:
             return sorted(queue for queue, held in self._held.items() if held.dropped_ns is None)
 
     def brokers(self) -> set[str]:
-        """Brokers of the queues that are held."""
         with self._lock:
             return {queue.broker for queue in self._held}
+
+    def wait(self, broker: str, log_end: int, seconds: float) -> None:
+        self._groups.log(broker).wait(log_end, seconds)
 
     def _all(self) -> list[ProcessQueue]:
         with self._lock:
@@ -237,11 +210,7 @@ class PushEngine:
                 self._lose(held)
 
     def _lose(self, held: ProcessQueue) -> None:
-        _log.warning(
-            "the lease of a queue was lost; its messages since the last commit come again (group=%r, queue=%r)",
-            self._group,
-            tuple(held.queue),
-        )
+        warn_lost(self._group, held.queue)
         # It is kept until its listeners are done: taken again before that, the queue would have two of them.
         held.drop(self._clock.elapsed_ns(), lost=True)
         self.share_again()
@@ -288,61 +257,31 @@ class PushEngine:
 
     # ------------------------------------------------------------ reading
 
-    def fetch(self, broker: str) -> tuple[bool, bool, int]:
-        """Read what there is of a broker's queues, once.
+    def _fetch(self, broker: str) -> Fetched:
+        mine = [held for held in self._all() if held.queue.broker == broker and held.dropped_ns is None]
 
-        Returns:
-            Whether something was read, whether there is more for which there is no room now, and the log's end when it
-            was looked at.
+        def look(view: LogView) -> tuple[list[int], int]:
+            ends = [view.state.queues.bounds(held.queue.topic, held.queue.queue_id)[1] for held in mine]
+            return ends, view.state.offset
 
-        Raises:
-            RmqError: the log cannot be read.
-        """
-        with self._lock:
-            lock = self._fetching.setdefault(broker, threading.Lock())
-        with lock:
-            mine = [held for held in self._all() if held.queue.broker == broker and held.dropped_ns is None]
-
-            def look(view: LogView) -> tuple[list[int], int]:
-                ends = [view.state.queues.bounds(held.queue.topic, held.queue.queue_id)[1] for held in mine]
-                return ends, view.state.offset
-
-            ends, log_end = self._groups.log(broker).look(look)
-            grown = blocked = False
-            for held, end in zip(mine, ends, strict=True):
-                if held.position >= end:
-                    continue
-                if self._stopping or not held.has_room(self._settings, orderly=self._orderly):
-                    blocked = True
-                    continue
-                self._read(held)
-                grown = True
-            return grown, blocked, log_end
+        ends, log_end = self._groups.log(broker).look(look)
+        grown = blocked = False
+        for held, end in zip(mine, ends, strict=True):
+            if held.position >= end:
+                continue
+            if self._stopping or not held.has_room(self._settings, orderly=self._orderly):
+                blocked = True
+                continue
+            self._read(held)
+            grown = True
+        return Fetched(grown, blocked, log_end)
 
     def _read(self, held: ProcessQueue) -> None:
         queue = held.queue
         subscribed = self._subscriptions.get(queue.topic)
-        try:
-            read = read_queue(
-                self._groups.log(queue.broker),
-                queue.topic,
-                queue.queue_id,
-                held.position,
-                rows_max=READ_ROWS,
-                # No filter on the retry topic: what was wanted once is wanted still.
-                wanted=ALL if subscribed is None else subscribed.wanted,
-                place=held.place,
-            )
-        except DataExpiredError as error:
-            first = int(str(error.context["first"]))
-            _log.warning(
-                "messages expired before the group consumed them (group=%r, queue=%r, from=%d, to=%d)",
-                self._group,
-                tuple(queue),
-                held.position,
-                first,
-            )
-            held.put([], first)
+        read = self._groups.read(queue, held.position, subscribed, rows_max=READ_ROWS, place=held.place)
+        if isinstance(read, int):
+            held.put([], read)
             return
         messages = received_messages(read.messages, queue.topic)
         held.place = read.place
@@ -353,39 +292,23 @@ class PushEngine:
 
     # ------------------------------------------------------------ consuming
 
-    def work(self, timeout: float | None = 0) -> bool:
-        """Consume one batch, or the turn of one orderly queue; returns False when `wake_workers` ended the wait.
-
-        Args:
-            timeout: how many seconds to wait for work; None: until there is some; 0: not.
-        """
-        try:
-            held = self._tasks.get(timeout != 0, timeout or None)
-        except queues_of_tasks.Empty:
-            return False
-        if held is None:
-            return False
+    def _consume_task(self, task: ProcessQueue) -> None:
         if self._orderly:
-            self._work_in_order(held)
+            self._work_in_order(task)
         else:
-            batch = held.take(self._batch_size, self._clock.elapsed_ns())
+            batch = task.take(self._batch_size, self._clock.elapsed_ns())
             if batch:
-                self._consume(held, batch)
-        if held.dropped_ns is not None:
+                self._consume(task, batch)
+        if task.dropped_ns is not None:
             self.attention.set()  # another consumer waits for the queue
-        with self.changed:
-            self.changed.notify_all()
-        return True
-
-    def wake_workers(self, count: int) -> None:
-        """Let so many calls of `work` return False."""
-        for _ in range(count):
-            self._tasks.put(None)
 
     def _consume(self, held: ProcessQueue, batch: list[ReceivedMessage]) -> None:
-        result = self._listener(batch)
-        left = [message for message in batch if held.is_running(message)]  # others were sent back: it took too long
-        if result is ConsumeResult.SUCCESS or held.lost or not left:
+        outcome = self._listener(batch)
+        done = outcome.consumed(len(batch))
+        held.finish(batch[:done])
+        # Others were sent back: it took too long.
+        left = [message for message in batch[done:] if held.is_running(message)]
+        if held.lost or not left:
             held.finish(left)
         elif self._local is not None:
             for message in left:
@@ -397,7 +320,7 @@ class PushEngine:
                     message.msg_id,
                 )
             held.finish(left)
-        elif self._send_back(held, left):
+        elif self._send_back(held, left, outcome.delay_level):
             held.finish(left)
         else:
             held.put_back(left, failed=True)
@@ -411,11 +334,15 @@ class PushEngine:
             batch = held.take(self._batch_size, now)
             if not batch:
                 break
-            if self._listener(batch) is ConsumeResult.SUCCESS or held.lost:
-                held.finish(batch)
+            outcome = self._listener(batch)
+            done = len(batch) if held.lost else outcome.consumed(len(batch))
+            held.finish(batch[:done])
+            batch = batch[done:]
+            if not batch:
                 continue
-            given_up = [message for message in batch if retry.is_given_up(message.reconsume_times, self._retry_max)]
-            if given_up and self._local is None and self._send_back(held, given_up):
+            level = min(0, outcome.delay_level)
+            given_up = [each for each in batch if retry.is_given_up(each.reconsume_times, self._retry_max, level=level)]
+            if given_up and self._local is None and self._send_back(held, given_up, level):
                 held.finish(given_up)
                 batch = [message for message in batch if message not in given_up]
             held.put_back(batch, failed=True)
@@ -432,12 +359,14 @@ class PushEngine:
         now = self._clock.now_ms()
         rows = []
         for message in messages:
-            if retry.is_given_up(message.reconsume_times, self._retry_max):
+            if retry.is_given_up(message.reconsume_times, self._retry_max, level=level):
                 rows.append(retry.dead_letter_row(message, self._group))
             else:
-                wait = retry.retry_delay(message.reconsume_times, now, level=level)
+                wait = retry.retry_delay(message.reconsume_times, now, self._retry_policy, level=level)
                 rows.append(delay.park(retry.retry_row(message, retry_topic), wait, now))
         try:
+            if any(system_topics.is_dlq(row.topic) for row in rows):
+                self._groups.ensure_dead_letters(held.queue.broker)
             if not self._groups.append(held.queue, held.epoch, MessageBatch.from_rows(rows)):
                 self._lose(held)
         except RmqError as error:
@@ -470,7 +399,6 @@ class PushEngine:
     # ------------------------------------------------------------ the end
 
     def stop(self) -> None:
-        """Read no more, and hand out no more messages."""
         self._stopping = True
         now = self._clock.elapsed_ns()
         for held in self._all():
@@ -478,15 +406,9 @@ class PushEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no listener has a message."""
         return all(held.is_idle for held in self._all())
 
     def leave(self) -> None:
-        """Commit, give everything back, and leave the group.
-
-        Raises:
-            RmqError: as `CommitLog.decide`.
-        """
         with self._ticking:
             # An orderly queue whose listener does not end is not given back: its lease ends by itself.
             busy = [held for held in self._all() if self._orderly and not held.is_idle]

@@ -17,6 +17,7 @@ from rmq_spark.filter import Filter, compile_sql, compile_tags
 from rmq_spark.log import schema
 from rmq_spark.log.scan import Query
 from rmq_spark.model import names, times
+from rmq_spark.model.kafka_names import KAFKA_NAMES
 from rmq_spark.rules import system_topics
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ def nearest(name: str, known: Iterable[str]) -> dict[str, str]:
     """The known name that is most like `name`, as a fact for an error; nothing if none is."""
     near = difflib.get_close_matches(name, list(known), 1, 0.6)
     return {"nearest": near[0]} if near else {}
+
+
+def nearest_column(name: str, known: Iterable[str]) -> dict[str, str]:
+    """As `nearest`, for a column: those who come from Kafka say `value` where the body is meant."""
+    ours = KAFKA_NAMES.get(str(name).lower(), "")
+    return {"nearest": ours} if ours in set(known) else nearest(str(name), known)
 
 
 def filter_parts(tags: str | None, sql: str | None) -> dict[str, Any]:
@@ -109,7 +116,7 @@ def _columns(columns: Sequence[str] | None) -> tuple[str, ...]:
         raise InvalidRequestError("columns is a list of names", columns=columns)
     for name in columns:
         if name not in known:
-            raise InvalidRequestError("unknown column", column=name, **nearest(name, known), known=list(known))
+            raise InvalidRequestError("unknown column", column=name, **nearest_column(name, known), known=list(known))
     if not columns:
         raise InvalidRequestError("name at least one column", known=list(known))
     return tuple(dict.fromkeys(columns))

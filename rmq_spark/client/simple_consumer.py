@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from types import TracebackType
+from datetime import timedelta
 from typing import Final
 
-from rmq_spark.client.group_settings import GroupSettings, group_settings
-from rmq_spark.client.pop_broker import PopBroker, Source, Taken
-from rmq_spark.client.pop_sources import QueueSources, rotated
-from rmq_spark.client.store import Store, Topic
+from rmq_spark.client.consumer_life import ConsumerLife
+from rmq_spark.client.consumer_settings import ConsumeFromArgument, start_of
+from rmq_spark.client.observer import acknowledged, received
+from rmq_spark.client.pop_broker import Taken
+from rmq_spark.client.pop_receiver import PopReceiver
+from rmq_spark.client.pop_sources import rotated
+from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription, subscription
-from rmq_spark.errors import ClosedError, InvalidRequestError, PreconditionFailedError
-from rmq_spark.model import names, times
-from rmq_spark.model.message_id import own_address
+from rmq_spark.errors import InvalidRequestError, PreconditionFailedError
+from rmq_spark.model import times
 from rmq_spark.model.stored_message import ReceivedMessage
-from rmq_spark.rules.pop_decisions import RECEIVE_MAX, AckStatus, Fifo
-from rmq_spark.rules.receipt import Receipt, parse_receipt
-from rmq_spark.rules.start_offset import ConsumeFrom
+from rmq_spark.rules.pop_decisions import INVISIBLE_MS_MAX, RECEIVE_MAX, AckStatus
 
-ROUTE_SECONDS: Final = 30
-"""How long queues of topics and settings of the group are remembered, as RocketMQ's clients poll routes."""
-INVISIBLE_MS_MAX: Final = 12 * 3_600_000
-"""Longest time that a message may be held, as in RocketMQ."""
 WAIT_SECONDS: Final = 0.5
 """So long a receive waits before it looks whether the consumer was closed."""
 BROKER_WAIT_SECONDS: Final = 0.05
@@ -37,19 +28,7 @@ Duration = timedelta | float
 """Seconds or a `timedelta`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Routes:
-    """What is remembered for a while."""
-
-    at_ns: int
-    topics: tuple[Topic, ...]
-    settings: GroupSettings
-
-    def brokers(self) -> list[str]:
-        return sorted({broker for topic in self.topics for broker in topic.queues})
-
-
-class SimpleConsumer:
+class SimpleConsumer(ConsumerLife):
     """Receives messages one batch at a time. Safe to use from many threads; close it, or use it as a context manager.
 
     A message that was received is invisible to the other consumers of the group for a time. If it is not acknowledged
@@ -62,32 +41,25 @@ class SimpleConsumer:
         store: an open store.
         group: the consumer group.
         consume_from: where a group starts in queues that it has no offset of: `latest`, `earliest`, or a time.
+        trace: write a trace of every consumption to RMQ_SYS_TRACE_TOPIC, in the background; see `rmq trace`.
 
     Raises (on making):
         InvalidRequestError: an illegal name or time.
     """
 
-    def __init__(self, store: Store, group: str, *, consume_from: str | int | datetime = "latest") -> None:
-        self._store = store
-        self._group = names.check_group(group)
-        self._clock = store.clock
-        self._consume_from = _consume_from(consume_from, self._clock.now_ms())
-        self._pid = os.getpid()
-        token = self._clock.token()
-        self._consumer = f"{own_address()}@{self._pid}@{token[-8:]}"
-        self._turns = itertools.count(int(token[-8:], 16))
-        self._lock = threading.Lock()
-        self._closed = False
+    def __init__(
+        self, store: Store, group: str, *, consume_from: ConsumeFromArgument = "latest", trace: bool = False
+    ) -> None:
+        super().__init__(store, group, trace=trace)
         self._subscriptions: dict[str, Subscription] = {}
-        self._brokers: dict[str, PopBroker] = {}
-        self._routes: _Routes | None = None
-        self._attempt: str | None = None
-        """FIFO: the receive whose outcome is not known; the next one takes its place."""
+        start = start_of(consume_from, self._clock.now_ms())
+        self._receiver = PopReceiver(store, group, self._client_id, self._subscriptions, consume_from=start)
+        store.start_services()
 
     @property
     def consumer_id(self) -> str:
         """How tools see this consumer."""
-        return self._consumer
+        return self._client_id
 
     # ------------------------------------------------------------ subscriptions
 
@@ -105,17 +77,15 @@ class SimpleConsumer:
         self._check_open()
         wanted = subscription(topic, tags, sql)
         self._store.topic(topic)
-        with self._lock:
-            self._subscriptions[topic] = wanted
-            self._routes = None
+        self._subscriptions[topic] = wanted
+        self._receiver.refresh()
         return self
 
     def unsubscribe(self, topic: str) -> None:
         """Receive messages of `topic` no longer. Those that are held can still be acknowledged."""
         self._check_open()
-        with self._lock:
-            self._subscriptions.pop(topic, None)
-            self._routes = None
+        self._subscriptions.pop(topic, None)
+        self._receiver.refresh()
 
     # ------------------------------------------------------------ receiving
 
@@ -150,10 +120,12 @@ class SimpleConsumer:
         deadline = self._clock.elapsed_ns() + await_ms * 1_000_000
         while True:
             self._check_open()
-            routes = self._route()
-            taken = self._try_brokers(routes, max_messages, invisible_ms)
+            if not self._subscriptions:
+                raise InvalidRequestError("nothing is subscribed; subscribe to a topic first", group=self._group)
+            taken = self._try_brokers(max_messages, invisible_ms)
             for each in taken.values():
                 if each.messages:
+                    received(self._observers(), self._clock, self._group, each.messages)
                     return each.messages
             if any(each.again for each in taken.values()):
                 continue
@@ -162,36 +134,16 @@ class SimpleConsumer:
                 return []
             self._wait(taken, left)
 
-    def _try_brokers(self, routes: _Routes, count: int, invisible_ms: int) -> dict[str, Taken]:
+    def _try_brokers(self, count: int, invisible_ms: int) -> dict[str, Taken]:
         """Try one broker after the other until one gives messages."""
-        fifo = None
-        if routes.settings.orderly:
-            attempt, self._attempt = self._attempt or self._clock.token(), None
-            fifo = Fifo(attempt_id=attempt, retry_max_times=routes.settings.retry_max_times)
-        turn = next(self._turns)
-        brokers = rotated(routes.brokers(), turn)
+        turn = self._receiver.turn()
+        brokers = rotated(self._receiver.routes().brokers(), turn)
         taken: dict[str, Taken] = {}
         for broker in brokers:
-            sources = self._sources(routes, broker, turn // max(1, len(brokers)))
-            try:
-                taken[broker] = self._broker(broker).receive(sources, count=count, invisible_ms=invisible_ms, fifo=fifo)
-            except BaseException:
-                self._attempt = None if fifo is None else fifo.attempt_id
-                raise
+            taken[broker] = self._receiver.receive(broker, turn // len(brokers), count=count, invisible_ms=invisible_ms)
             if taken[broker].messages:
                 break
         return taken
-
-    def _sources(self, routes: _Routes, broker: str, turn: int) -> list[Source]:
-        """The queues to look at on a broker, in this turn's order."""
-        found = QueueSources()
-        for topic in rotated(routes.topics, turn):
-            subscribed = self._subscriptions.get(topic.name)
-            queues = topic.queues.get(broker, 0)
-            if subscribed is not None and queues:
-                order = rotated(range(queues), turn // len(routes.topics))
-                found.add(self._group, topic.name, order, subscribed, orderly=routes.settings.orderly)
-        return found.in_turn(self._clock)
 
     def _wait(self, taken: dict[str, Taken], seconds: float) -> None:
         """Wait until one of the logs has grown since it was looked at, or a FIFO queue may be free; not for long."""
@@ -201,7 +153,7 @@ class SimpleConsumer:
             self._clock.sleep(limit)  # every topic is deleted
         for broker, each in taken.items():
             pause = limit if len(taken) == 1 else min(limit, BROKER_WAIT_SECONDS)
-            if self._broker(broker).log.wait(each.log_end, pause):
+            if self._receiver.log(broker).wait(each.log_end, pause):
                 return
 
     # ------------------------------------------------------------ settling
@@ -220,19 +172,11 @@ class SimpleConsumer:
             RmqError: as `CommitLog.decide`; acknowledge them again.
         """
         self._check_open()
-        given = [messages] if isinstance(messages, ReceivedMessage) else list(messages)
-        by_broker: dict[str, list[tuple[ReceivedMessage, Receipt]]] = {}
-        for message in given:
-            receipt = _receipt(message)
-            by_broker.setdefault(receipt.broker, []).append((message, receipt))
-        bad: dict[str, list[str]] = {}
-        for broker, mine in by_broker.items():
-            receipts = [(receipt.real_topic(self._group, message.topic), receipt) for message, receipt in mine]
-            for (message, _), status in zip(mine, self._broker(broker).ack(receipts), strict=True):
-                if status not in (AckStatus.OK, AckStatus.NOT_HELD):
-                    bad.setdefault(status.value, []).append(message.msg_id)
-        if bad:
-            raise PreconditionFailedError(_NO_LONGER, group=self._group, **bad)
+        answers = self._receiver.ack([messages] if isinstance(messages, ReceivedMessage) else list(messages))
+        if observers := self._observers():
+            done = [message for message, status in answers if status is AckStatus.OK]
+            acknowledged(observers, self._clock, self._group, done)
+        self._refuse_stale(answers)
 
     def change_invisible_duration(self, message: ReceivedMessage, duration: Duration) -> ReceivedMessage:
         """Let `message` be visible to others `duration` from now on; short to give it back soon, long to keep it.
@@ -247,76 +191,27 @@ class SimpleConsumer:
             RmqError: as `CommitLog.decide`; change it again.
         """
         self._check_open()
-        invisible_ms = _invisible_ms(duration)
-        receipt = _receipt(message)
-        changed = self._broker(receipt.broker).change_invisible(
-            receipt.real_topic(self._group, message.topic), receipt, invisible_ms
-        )
-        if changed.claim is None:
-            raise PreconditionFailedError(_NO_LONGER, group=self._group, **{changed.status.value: [message.msg_id]})
-        renewed = replace(
-            receipt,
-            start_offset=changed.claim.start,
-            pop_ms=changed.claim.pop_ms,
-            invisible_ms=changed.claim.invisible_ms,
-        )
-        # In place, as RocketMQ's clients do: whoever acknowledges the message later means the newest receipt (rule 31).
-        object.__setattr__(message, "receipt", renewed.to_text())
+        changed = self._receiver.change_invisible([message], _invisible_ms(duration))
+        self._refuse_stale(changed, held_only=True)
         return message
+
+    def _refuse_stale(self, answers: Iterable[tuple[ReceivedMessage, AckStatus]], *, held_only: bool = False) -> None:
+        bad: dict[str, list[str]] = {}
+        for message, status in answers:
+            if status is not AckStatus.OK and (held_only or status is not AckStatus.NOT_HELD):
+                bad.setdefault(status.value, []).append(message.msg_id)
+        if bad:
+            raise PreconditionFailedError(_NO_LONGER, group=self._group, **bad)
 
     # ------------------------------------------------------------ life
 
     def close(self) -> None:
         """End this consumer. What it holds comes back when its time is over; a receive that waits raises soon."""
-        self._closed = True
-
-    def __enter__(self) -> SimpleConsumer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the consumer is closed; make a new one", group=self._group)
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                "the consumer was made before a fork; open the store and make a consumer in this process",
-                group=self._group,
-            )
-
-    def _broker(self, name: str) -> PopBroker:
-        with self._lock:
-            known = self._brokers.get(name)
-            if known is None:
-                known = self._brokers[name] = PopBroker(
-                    self._store, self._group, name, consumer=self._consumer, consume_from=self._consume_from
-                )
-            return known
-
-    def _route(self) -> _Routes:
-        now = self._clock.elapsed_ns()
-        routes = self._routes
-        if routes is not None and now - routes.at_ns < ROUTE_SECONDS * 1_000_000_000:
-            return routes
-        with self._lock:
-            subscribed = sorted(self._subscriptions)
-        if not subscribed:
-            raise InvalidRequestError("nothing is subscribed; subscribe to a topic first", group=self._group)
-        topics = [topic for name in subscribed if (topic := self._store.find_topic(name)) is not None]
-        self._routes = routes = _Routes(now, tuple(topics), group_settings(self._store, self._group))
-        return routes
+        self._ended.set()
+        self._close_traces()
 
 
 _NO_LONGER: Final = "receipts do not count any more; the messages come again, or have a newer receipt"
-
-
-def _consume_from(value: str | int | datetime, now_ms: int) -> ConsumeFrom | int:
-    if isinstance(value, str) and value in ("latest", "earliest"):
-        return ConsumeFrom(value)
-    return times.time_ms(value, "consume_from", now_ms)
 
 
 def _invisible_ms(duration: Duration) -> int:
@@ -324,11 +219,3 @@ def _invisible_ms(duration: Duration) -> int:
     if not 0 < invisible_ms <= INVISIBLE_MS_MAX:
         raise InvalidRequestError("an invisible duration is over 0 and up to 12 hours", duration=duration)
     return invisible_ms
-
-
-def _receipt(message: ReceivedMessage) -> Receipt:
-    if not isinstance(message, ReceivedMessage) or message.receipt is None:
-        raise InvalidRequestError(
-            "message has no receipt; pass one that a SimpleConsumer has received", type=type(message).__name__
-        )
-    return parse_receipt(message.receipt)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
 
+from rmq_spark.client.embedding import EmbeddedServices, ServiceMode, mode_of
+from rmq_spark.client.observer import Observer
 from rmq_spark.client.reading import Time, nearest, scan_topic
 from rmq_spark.client.store_file import new_store_file, read_store_file
 from rmq_spark.clock import Clock, SystemClock
@@ -24,34 +25,34 @@ from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.core_folds import Truncations
 from rmq_spark.log.fold import Fold
 from rmq_spark.log.request import Decision
-from rmq_spark.log.state import LogState
+from rmq_spark.log.view import LogView
 from rmq_spark.model import names
 from rmq_spark.model.settings import LogSettings
-from rmq_spark.rules import system_topics
+from rmq_spark.rules import topic_decisions
 from rmq_spark.rules.all_folds import NAMESERVER_FOLDS
-from rmq_spark.rules.topics import TopicConfigs
+from rmq_spark.rules.cluster import ClusterConfig, ClusterSettings
+from rmq_spark.rules.message_type import MessageType
+from rmq_spark.rules.topic_decisions import TopicChange
+from rmq_spark.rules.topics import Topic, TopicConfigs, topic_of
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 from rmq_spark.storage.open import open_storage, probe
+
+__all__ = [
+    "AUTO_CREATE_QUEUES",
+    "DEFAULT_BROKER",
+    "DEFAULT_QUEUES",
+    "NAMESERVER_FOLDS",
+    "Store",
+    "Topic",
+    "append_records",
+]
 
 DEFAULT_BROKER: Final = "broker-0"
 DEFAULT_QUEUES: Final = 8
 """What RocketMQ's `mqadmin updateTopic` gives a topic."""
 AUTO_CREATE_QUEUES: Final = 4
 """What RocketMQ's auto-creation gives a topic: min(producer's 4, broker's 8)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topic:
-    """A topic's settings. Queue numbers are per broker, as in RocketMQ."""
-
-    name: str
-    queues: Mapping[str, int]
-    """Broker name -> number of queues there."""
-
-    def message_queues(self) -> list[tuple[str, int]]:
-        """Every (broker, queue id), in the order that routing uses."""
-        return [(broker, queue) for broker in sorted(self.queues) for queue in range(self.queues[broker])]
 
 
 class Store:
@@ -63,13 +64,26 @@ class Store:
         [('broker-0', 0), ('broker-0', 1)]
     """
 
-    def __init__(self, storage: Storage, settings: LogSettings, clock: Clock, *, read_only: bool) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        settings: LogSettings,
+        clock: Clock,
+        *,
+        read_only: bool,
+        services: ServiceMode = ServiceMode.OFF,
+    ) -> None:
         self.storage = storage
         self.settings = settings
         self.clock = clock
         self._read_only = read_only
         self._lock = threading.Lock()
         self._logs: dict[str, CommitLog] = {}
+        # A clock that a test moves by hand would stand still for threads that wait, or run away with them.
+        by_themselves = not read_only and isinstance(clock, SystemClock)
+        self._services = EmbeddedServices(services if by_themselves else ServiceMode.OFF)
+        self.observers: list[Observer] = []
+        """Are told what every client of this object does; see `rmq_spark.metrics`."""
         self.info = read_store_file(storage)
 
     @classmethod
@@ -80,14 +94,16 @@ class Store:
         settings: LogSettings | None = None,
         clock: Clock | None = None,
         options: Mapping[str, str] | None = None,
+        services: str = ServiceMode.AUTO,
     ) -> Store:
-        """Create a store at `uri` and open it.
+        """Create a store at `uri` and open it. Arguments are as those of `open`.
 
         Raises:
             ExistsError: there is one already; nothing was changed.
             UnsafeStorageError: the storage cannot create names exclusively.
             ReadOnlyError, StorageFullError, UnavailableError: it could not be written.
         """
+        mode = mode_of(services)
         clock = clock or SystemClock()
         storage = open_storage(uri, options=options, clock=clock)
         probe(storage, clock)
@@ -96,7 +112,7 @@ class Store:
         except ExistsError as error:
             raise ExistsError("there is a store already; open it instead", uri=uri) from error
         storage.keep_reserve()
-        return cls(storage, settings or LogSettings(), clock, read_only=False)
+        return cls(storage, settings or LogSettings(), clock, read_only=False, services=mode)
 
     @classmethod
     def open(
@@ -108,6 +124,7 @@ class Store:
         options: Mapping[str, str] | None = None,
         read_only: bool = False,
         create: bool = False,
+        services: str = ServiceMode.AUTO,
     ) -> Store:
         """Open the store at `uri`. Writing handles first test that the storage creates names exclusively.
 
@@ -120,27 +137,33 @@ class Store:
             options: of the storage, as credentials.
             read_only: only read; nothing is tested, nothing can be changed.
             create: create the store if there is none.
+            services: what this process does for the store beside its own work, in threads that the first producer or
+                consumer starts and `close` ends. `auto`: deliver delayed messages, check transactions, give back
+                messages that POP consumers left, and keep the log's files few. It deletes no message. `all`: retention,
+                which deletes old messages as `settings` say, and tables, too. `off`: nothing. Stores that are opened
+                for reading only, or with a clock of a test, run none.
 
         Raises:
             NotFoundError: there is no store, and `create` is off.
-            InvalidRequestError: both `create` and `read_only`.
+            InvalidRequestError: both `create` and `read_only`, or no such `services`.
             UnsafeStorageError: the storage cannot create names exclusively (not for `read_only`).
             ClockSkewError: this machine's clock is too far ahead of the storage's.
         """
         if create and read_only:
             raise InvalidRequestError("a store that is opened for reading only cannot be created", uri=uri)
+        mode = mode_of(services)
         clock = clock or SystemClock()
         settings = settings or LogSettings()
         storage = open_storage(uri, options=options, clock=clock)
         try:
-            store = cls(storage, settings, clock, read_only=read_only)
+            store = cls(storage, settings, clock, read_only=read_only, services=mode)
         except NotFoundError:
             if not create:
                 raise
             try:
-                return cls.create(uri, settings=settings, clock=clock, options=options)
+                return cls.create(uri, settings=settings, clock=clock, options=options, services=mode)
             except ExistsError:  # another process was quicker
-                store = cls(storage, settings, clock, read_only=read_only)
+                store = cls(storage, settings, clock, read_only=read_only, services=mode)
         if not read_only:
             try:
                 ahead = -probe(storage, clock).clock_skew_ms
@@ -171,8 +194,11 @@ class Store:
         return self._open_log(paths.NAMESERVER, paths.NAMESERVER, NAMESERVER_FOLDS)
 
     def brokers(self) -> list[str]:
-        """Brokers that hold or held queues of any topic, and the default one."""
-        return sorted({DEFAULT_BROKER, *self.nameserver.refresh().state.fold(TopicConfigs).brokers})
+        """Brokers that were added, that hold or held queues of any topic, and the default one."""
+        known = self.nameserver.look(
+            lambda view: {*view.state.fold(TopicConfigs).brokers, *view.state.fold(ClusterConfig).brokers}
+        )
+        return sorted({DEFAULT_BROKER, *known})
 
     def _open_log(self, name: str, root: str, folds: Sequence[type[Fold]]) -> CommitLog:
         with self._lock:
@@ -193,32 +219,50 @@ class Store:
     # ------------------------------------------------------------ topics
 
     def create_topic(
-        self, name: str, *, queues: int = DEFAULT_QUEUES, brokers: tuple[str, ...] = (DEFAULT_BROKER,)
+        self,
+        name: str,
+        *,
+        queues: int = DEFAULT_QUEUES,
+        brokers: tuple[str, ...] = (DEFAULT_BROKER,),
+        message_type: str = MessageType.UNSPECIFIED,
     ) -> Topic:
-        """Create a topic with `queues` queues on each broker. The same again is no error.
+        """Create a topic with `queues` queues on each broker. The same again is no error. `Admin` can do more.
+
+        Args:
+            name: of the topic.
+            queues: on each broker.
+            brokers: where it gets queues; a broker that is not known yet comes into being.
+            message_type: the only type of messages that it takes: NORMAL, FIFO, DELAY, TRANSACTION or PRIORITY. Without
+                one it takes all but PRIORITY.
 
         Raises:
-            ExistsError: it exists with other queues.
-            InvalidRequestError: an illegal name or number.
+            ExistsError: it exists with other queues, or another type.
+            InvalidRequestError: an illegal name, number or type.
         """
+        wanted = TopicChange(read_queues=queues, brokers=brokers, message_type=message_type)
+        topic = self.find_topic(name)
+        if topic is None:
+            topic = self.nameserver.decide(topic_decisions.create(name, wanted, queues)).answer[0]
+        if dict(topic.queues) != dict.fromkeys(brokers, queues):
+            raise ExistsError("topic exists with other queues", topic=name, queues=dict(topic.queues))
+        if topic.message_type != message_type:
+            raise ExistsError("topic exists with another type", topic=name, message_type=str(topic.message_type))
+        return topic
 
-        def create(state: LogState) -> Decision[dict[str, int]]:
-            known = state.fold(TopicConfigs).configs.get(name)
-            if known is not None:
-                return Decision(dict(known["queues"]))
-            config = {"topic": name, "queues": wanted, "perm": 6}
-            return Decision(wanted, records=[(TopicConfigs.topics[0], config)])
+    def auto_create_topic(self, name: str, *, with_priorities: bool = False) -> Topic:
+        """Create a topic that a message was sent to, or return the one that is there: 4 queues, as RocketMQ does.
 
-        system_topics.check_sendable(name)
-        wanted = {names.check_broker(broker): names.check_queues(queues) for broker in brokers}
-        known = self.find_topic(name)
-        queues_there = dict(known.queues) if known is not None else self.nameserver.decide(create).answer
-        if queues_there != wanted:
-            raise ExistsError("topic exists with other queues", topic=name, queues=queues_there)
-        return Topic(name=name, queues=wanted)
+        It gets them on the default broker, or on all others if that is read-only. `with_priorities` makes its queues
+        priorities.
+        """
+        read_only = self.nameserver.look(lambda view: view.state.fold(ClusterConfig).read_only())
+        brokers = [DEFAULT_BROKER] if DEFAULT_BROKER not in read_only else self.brokers()
+        kind = MessageType.PRIORITY if with_priorities else MessageType.UNSPECIFIED
+        wanted = TopicChange(brokers=tuple(each for each in brokers if each not in read_only), message_type=kind)
+        return self.nameserver.decide(topic_decisions.create(name, wanted, AUTO_CREATE_QUEUES)).answer[0]
 
     def update_topic(self, name: str, *, queues: int) -> Topic:
-        """Give a topic `queues` queues on each of its brokers: more than it has, or as many.
+        """Give a topic `queues` queues on each of its brokers: more than it has, or as many. `Admin` can do more.
 
         Producers use the new queues within the time that they remember routes for. Sharding keys map to other queues
         from then on, so messages with one key keep their order before the change and after it, not across it.
@@ -227,27 +271,9 @@ class Store:
             NotFoundError: there is no such topic.
             InvalidRequestError: an illegal number, or fewer than it has on a broker.
         """
-
-        def update(state: LogState) -> Decision[dict[str, int]]:
-            config = state.fold(TopicConfigs).configs.get(name)
-            if config is None:
-                raise NotFoundError("no such topic", topic=name)
-            if queues < max(config["queues"].values()):
-                raise InvalidRequestError(
-                    "a topic cannot get fewer queues: nobody would be assigned the upper ones, so what they hold would "
-                    "never be consumed; create a topic with fewer queues and send there",
-                    topic=name,
-                    queues=dict(config["queues"]),
-                    wanted=queues,
-                )
-            wanted = dict.fromkeys(config["queues"], queues)
-            if wanted == config["queues"]:
-                return Decision(wanted)
-            kept = {field: value for field, value in config.items() if field != "updatedAt"}
-            return Decision(wanted, records=[(TopicConfigs.topics[0], {**kept, "queues": wanted})])
-
-        names.check_queues(queues)
-        return Topic(name=name, queues=self.nameserver.decide(update).answer)
+        self.topic(name)  # an unknown name is an error that names the nearest
+        wanted = TopicChange(read_queues=queues, write_queues=queues)
+        return self.nameserver.decide(topic_decisions.update(name, wanted)).answer
 
     def ensure_queues(self, name: str, broker: str, *, queues: int = 1) -> None:
         """Make sure that a topic exists with at least `queues` queues on a broker; what it has elsewhere stays.
@@ -257,19 +283,7 @@ class Store:
         Raises:
             InvalidRequestError: an illegal name or number.
         """
-
-        def ensure(state: LogState) -> Decision[None]:
-            known = state.fold(TopicConfigs).configs.get(name, {"topic": name, "queues": {}, "perm": 6})
-            if known["queues"].get(broker, 0) >= queues:
-                return Decision(None)
-            kept = {field: value for field, value in known.items() if field != "updatedAt"}
-            wanted = {**known["queues"], broker: queues}
-            return Decision(None, records=[(TopicConfigs.topics[0], {**kept, "queues": wanted})])
-
-        system_topics.check_sendable(name)
-        names.check_broker(broker)
-        names.check_queues(queues)
-        self.nameserver.decide(ensure)
+        self.nameserver.decide(topic_decisions.ensure_queues(name, broker, queues))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and hide its messages; retention frees their room.
@@ -288,8 +302,12 @@ class Store:
 
     def find_topic(self, name: str) -> Topic | None:
         """The topic, or None."""
-        config = self._configs().get(name)
-        return None if config is None else Topic(name=name, queues=dict(config["queues"]))
+
+        def find(view: LogView) -> Topic | None:
+            config = view.state.fold(TopicConfigs).configs.get(name)
+            return None if config is None else topic_of(config, view.state.fold(ClusterConfig))
+
+        return self.nameserver.look(find)
 
     def topic(self, name: str) -> Topic:
         """The topic.
@@ -299,15 +317,21 @@ class Store:
         """
         found = self.find_topic(name)
         if found is None:
-            raise NotFoundError("no such topic", topic=name, **nearest(name, self._configs()))
+            raise NotFoundError("no such topic", topic=name, **nearest(name, [each.name for each in self.topics()]))
         return found
 
     def topics(self) -> list[Topic]:
         """All topics, by name."""
-        return [Topic(name=name, queues=dict(config["queues"])) for name, config in sorted(self._configs().items())]
 
-    def _configs(self) -> dict[str, dict[str, Any]]:
-        return self.nameserver.refresh().state.fold(TopicConfigs).configs
+        def list_(view: LogView) -> list[Topic]:
+            configs, cluster = view.state.fold(TopicConfigs).configs, view.state.fold(ClusterConfig)
+            return [topic_of(config, cluster) for _, config in sorted(configs.items())]
+
+        return self.nameserver.look(list_)
+
+    def cluster_settings(self) -> ClusterSettings:
+        """Settings that every client of the store follows; `Admin.update_settings` changes them."""
+        return self.nameserver.look(lambda view: view.state.fold(ClusterConfig).settings())
 
     # ------------------------------------------------------------ reading
 
@@ -382,9 +406,14 @@ class Store:
         for log in list(self._logs.values()):
             log.flush()
 
+    def start_services(self) -> None:
+        """Start the services that this store embeds, if they do not run yet. Every producer and consumer calls it."""
+        self._services.start(self)
+
     def close(self) -> None:
-        """Flush and close every handle; raises what failed first, after all of them were closed."""
+        """End the services, flush and close every handle; raises what failed first, after all of them were closed."""
         failed: BaseException | None = None
+        self._services.close()
         for log in list(self._logs.values()):
             try:
                 log.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
@@ -10,12 +9,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from rmq_spark.errors import CorruptDataError
+from rmq_spark.client.compression import decompress, decompress_body
 from rmq_spark.log import schema
-from rmq_spark.model.stored_message import StoredMessage
-from rmq_spark.rules import sys_flag as flags
+from rmq_spark.log.arrow_columns import integers_of
+from rmq_spark.model.stored_message import ReceivedMessage, StoredMessage
+from rmq_spark.rules import retry, sys_flag, system_topics
 
 _TIMES: Final = ("bornTimestamp", "storeTimestamp")
+_COMPRESSION: Final = sys_flag.COMPRESSED | sys_flag.COMPRESSION_MASK
 
 
 def stored_messages(
@@ -51,7 +52,7 @@ def stored_messages(
             keys=keys,
             body=body,
             flag=flag or 0,  # a batch that came as Arrow may have nulls for numbers
-            sys_flag=sys_flag or 0,
+            sys_flag=flags or 0,
             born_ms=born or 0,
             born_host=host,
             store_ms=store,
@@ -70,7 +71,7 @@ def stored_messages(
             keys,
             body,
             flag,
-            sys_flag,
+            flags,
             born,
             host,
             store,
@@ -84,15 +85,35 @@ def decompressed(message: StoredMessage) -> StoredMessage:
     """The message with a plain body, and flags that say so.
 
     Raises:
-        CorruptDataError: the body is not what its flags say, or packed by a method that is not known here.
+        CorruptDataError: as `plain_rows`.
     """
-    if not message.sys_flag & flags.COMPRESSED:
+    bits = message.sys_flag
+    if not bits & sys_flag.COMPRESSED:
         return message
-    if not flags.is_zlib(message.sys_flag):
-        raise CorruptDataError("body is compressed by a method that is not known here", sysFlag=message.sys_flag)
-    try:
-        body = zlib.decompress(message.body)
-    except zlib.error as error:
-        raise CorruptDataError("body cannot be decompressed", msg_id=message.msg_id) from error
-    plain = message.sys_flag & ~(flags.COMPRESSED | flags.COMPRESSION_MASK)
-    return replace(message, body=body, sys_flag=plain)
+    body = decompress_body(message.body, bits, msg_id=message.msg_id)
+    return replace(message, body=body, sys_flag=bits & ~_COMPRESSION)
+
+
+def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with bodies decompressed, and with flags that say so: a copy of a message can be stored as it is.
+
+    Raises:
+        CorruptDataError: a body is not what its flags say, or packed by a method that is not known here.
+    """
+    bits = integers_of(rows.column("sysFlag").fill_null(0))
+    compressed = (bits & sys_flag.COMPRESSED) != 0
+    if not compressed.any():
+        return rows
+    plain = decompress(rows)
+    bits = bits.copy()
+    bits[compressed] &= ~_COMPRESSION
+    at = plain.schema.get_field_index("sysFlag")
+    return plain.set_column(at, plain.schema.field(at), pa.array(bits, pa.int32()))
+
+
+def received_messages(rows: pa.RecordBatch, topic: str) -> list[ReceivedMessage]:
+    """What listeners get for the rows of a queue of `topic`: plain bodies; a retried message shows its first topic."""
+    messages = stored_messages(plain_rows(rows))
+    if not system_topics.is_retry(topic):
+        return messages
+    return [replace(message, topic=retry.original_topic(message)) for message in messages]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.client.hex_ids import hex_ids
-from rmq_spark.client.reading import nearest
+from rmq_spark.client.reading import nearest_column
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
 from rmq_spark.log.message_batch import MessageBatch
@@ -33,7 +33,7 @@ def check_table(table: pa.Table) -> None:
     for name in table.column_names:
         if name not in COLUMNS:
             raise InvalidRequestError(
-                "unknown column of messages", column=name, **nearest(name, COLUMNS), known=list(COLUMNS)
+                "unknown column of messages", column=name, **nearest_column(name, COLUMNS), known=list(COLUMNS)
             )
     if "body" not in table.column_names:
         raise InvalidRequestError("required column is missing", column="body")

@@ -67,8 +67,12 @@ class Query:
     """True: a range that retention deletes while it is read is left out instead of raising."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.topics, str):  # `in` would then look for parts of the name, and find other topics
-            raise TypeError(f"topics is a set of names; write frozenset({{{self.topics!r}}})")
+        for field_name in ("topics", "keys"):  # `in` would look for parts of the name, and find other topics
+            if isinstance(text := getattr(self, field_name), str):
+                raise TypeError(f"{field_name} is a set of names; write frozenset({{{text!r}}})")
+        for field_name in ("columns", "predicate_columns"):  # a loop would take each letter for a name
+            if isinstance(text := getattr(self, field_name), str):
+                raise TypeError(f"{field_name} is a tuple of names; write ({text!r},)")
 
 
 @dataclass(slots=True)

@@ -16,15 +16,15 @@ class UniqueIds:
     """Draws UNIQ_KEYs of RocketMQ 4.x's layout: ip(4) pid(2) salt(4) ms-of-month(4) counter(2), in hex.
 
     Where RocketMQ puts a class loader's hash there is a random salt, so that two processes with the same
-    pid behind one address still differ. Ids of one process sort by time, which lets the log prune by range.
+    pid behind one address still differ. Ids of one process and month sort by time, which lets the log prune by range.
     The counter is 16 bits a millisecond; when it wraps within one, time is borrowed from the next.
     """
 
     def __init__(self, clock: Clock, address: str | None = None) -> None:
         self._clock = clock
         packed = socket.inet_aton(address or own_address())
-        salt = bytes.fromhex(clock.token())[-4:]
-        self._prefix = (packed + struct.pack(">H", os.getpid() & 0xFFFF) + salt).hex().upper()
+        self._process = (packed + struct.pack(">H", os.getpid() & 0xFFFF)).hex().upper()
+        self._prefix = ""
         self._lock = threading.Lock()
         self._tick = -1
         self._count = 0
@@ -58,7 +58,10 @@ class UniqueIds:
             after = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
             self._month_start_ms = int(start.timestamp() * 1000)
             self._month_end_ms = int(after.timestamp() * 1000)
-            self._tick = -1  # a new month starts low again; the random salt keeps the ids apart
+            # Numbers start low again in each month, so each gets a salt of its own: a process lives for more than one,
+            # and a clock that was wrong comes back to one that it was in.
+            self._tick = -1
+            self._prefix = self._process + self._clock.token()[-8:].upper()
         return now - self._month_start_ms
 
 

@@ -20,7 +20,8 @@ QUEUES_MAX: Final = 65_536
 """Queues of one topic on one broker."""
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-_BROKER: Final = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,126}")
+# `room@name` says which machine room a broker is in, as in RocketMQ.
+_BROKER: Final = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.@-]{0,126}")
 
 SYSTEM_PREFIX: Final = "rmq_sys_"
 """Topics of the engine itself start with this."""
@@ -39,6 +40,7 @@ STATE_TOPICS: Final = frozenset(
         "rmq_sys_sink_batch",
         "rmq_sys_topic_config",
         "rmq_sys_group_config",
+        "rmq_sys_cluster_config",
         "rmq_sys_consumer_offset",
         "rmq_sys_table_lease",
         "rmq_sys_group_member",
@@ -46,6 +48,7 @@ STATE_TOPICS: Final = frozenset(
         "rmq_sys_pop",
         "rmq_sys_service_lease",
         "rmq_sys_timer_progress",
+        "rmq_sys_acl",
     }
 )
 """Topics whose messages are records of a fold: they stand in commits, never in row files or tables."""
@@ -58,7 +61,7 @@ def check_topic(name: str) -> str:
         InvalidRequestError: empty, too long, or with a character outside `% | a-z A-Z 0-9 _ -` (a retry topic
             may have one `+`).
     """
-    if not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+    if not isinstance(name, str) or not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         return _check("topic", name, TOPIC_CHARS_MAX)
     legal = name.replace(POP_RETRY_MARK, "_", 1) if name.startswith(RETRY_PREFIX) else name
     _check("topic", legal, SYSTEM_TOPIC_CHARS_MAX)
@@ -72,21 +75,28 @@ def check_group(name: str) -> str:
 
 def check_broker(name: str) -> str:
     """Return `name` if it can be a broker's name, which is also a directory's."""
+    _check_text("broker", name)
     if not _BROKER.fullmatch(name):
         raise InvalidRequestError(
-            "broker name must be 1 to 127 of a-z A-Z 0-9 _ . - and start with a letter or digit", broker=name
+            "broker name must be 1 to 127 of a-z A-Z 0-9 _ . - @ and start with a letter or digit", broker=name
         )
     return name
 
 
 def check_queues(count: int) -> int:
     """Return `count` if a topic may have so many queues on one broker."""
-    if not 1 <= count <= QUEUES_MAX:
+    if type(count) is not int or not 1 <= count <= QUEUES_MAX:
         raise InvalidRequestError("a topic has 1 to 65536 queues", queues=count)
     return count
 
 
+def _check_text(what: str, name: object) -> None:
+    if not isinstance(name, str):
+        raise InvalidRequestError(f"{what} name must be a text", name=name)
+
+
 def _check(what: str, name: str, limit: int) -> str:
+    _check_text(what, name)
     if not name:
         raise InvalidRequestError(f"{what} name is empty")
     if len(name) > limit:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from threading import Lock
 from typing import Final
 
-from rmq_spark.client.pop_broker import PopBroker, decide
+from rmq_spark.client.group_queues import decide
+from rmq_spark.client.pop_broker import PopBroker
 from rmq_spark.client.store import Store
 from rmq_spark.errors import RmqError
 from rmq_spark.rules import pop_decisions

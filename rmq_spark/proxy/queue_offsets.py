@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from rmq_spark.client.offsets import GroupOffsets
-from rmq_spark.client.received import received_messages
 from rmq_spark.client.store import Store
+from rmq_spark.client.stored_rows import received_messages
 from rmq_spark.client.subscription import Subscription
 from rmq_spark.client.time_search import QueueKey, QueueTimes
 from rmq_spark.log.queue_reader import QueueRead, read_queue

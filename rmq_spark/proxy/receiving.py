@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rmq_spark.client.pop_broker import PopBroker, Source, Taken
-from rmq_spark.client.pop_sources import QueueSources, rotated
-from rmq_spark.client.simple_consumer import INVISIBLE_MS_MAX
+from rmq_spark.client.pop_sources import QueueSources, queues_in_turn, rotated
 from rmq_spark.client.store import Store, Topic
 from rmq_spark.client.subscription import Subscription, subscription
 from rmq_spark.model.stored_message import StoredMessage
@@ -28,7 +27,7 @@ from rmq_spark.proxy.status import OK, Code, RefusedError, checked
 from rmq_spark.proxy.topics import Directory
 from rmq_spark.proxy.wire import FilterType
 from rmq_spark.proxy.workers import Workers
-from rmq_spark.rules.pop_decisions import RECEIVE_MAX, Fifo
+from rmq_spark.rules.pop_decisions import INVISIBLE_MS_MAX, RECEIVE_MAX, Fifo
 from rmq_spark.rules.receipt import parse_receipt
 
 DEADLINE_MARGIN_SECONDS: Final = 0.3
@@ -238,8 +237,7 @@ class Receiving:
 
     def _sources(self, ask: Ask) -> list[Source]:
         found = QueueSources()
-        count = ask.topic.queues[ask.broker]
-        queues = rotated(range(count), next(self._turns)) if ask.queue is None else [ask.queue]
+        queues = queues_in_turn(ask.topic, ask.broker, next(self._turns)) if ask.queue is None else [ask.queue]
         found.add(ask.group, ask.topic.name, queues, ask.wanted, orderly=ask.fifo is not None)
         return found.in_turn(self._store.clock)
 

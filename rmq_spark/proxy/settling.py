@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rmq_spark.client.simple_consumer import INVISIBLE_MS_MAX
 from rmq_spark.errors import RmqError
 from rmq_spark.proxy import wire
 from rmq_spark.proxy.auto_renew import AutoRenew, Kept
@@ -18,7 +17,7 @@ from rmq_spark.proxy.pop import Held, Pop
 from rmq_spark.proxy.status import OK, Code, RefusedError, checked, status_of
 from rmq_spark.proxy.topics import Directory
 from rmq_spark.proxy.workers import Batches, Workers
-from rmq_spark.rules.pop_decisions import AckStatus
+from rmq_spark.rules.pop_decisions import INVISIBLE_MS_MAX, AckStatus
 from rmq_spark.rules.receipt import Receipt, parse_receipt
 
 ENTRIES_MAX: Final = 4_096

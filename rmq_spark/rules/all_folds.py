@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from rmq_spark.log.fold import Fold
+from rmq_spark.rules.acl import AccessControl
+from rmq_spark.rules.cluster import ClusterConfig
 from rmq_spark.rules.lease import TableLeases
 from rmq_spark.rules.members import GroupMembers
 from rmq_spark.rules.offsets import ConsumerOffsets
@@ -19,7 +21,14 @@ from rmq_spark.rules.timer import TimerProgress
 from rmq_spark.rules.topics import GroupConfigs, TopicConfigs
 from rmq_spark.rules.transaction import Transactions
 
-NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (TopicConfigs, GroupConfigs, TableLeases, GroupMembers)
+NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (
+    TopicConfigs,
+    GroupConfigs,
+    ClusterConfig,
+    TableLeases,
+    GroupMembers,
+    AccessControl,
+)
 """Folds of the cluster-wide log."""
 
 BROKER_FOLDS: Final[tuple[type[Fold], ...]] = (

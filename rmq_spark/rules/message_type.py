@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.model import properties as names
+from rmq_spark.model.message import Message
 
 
 class MessageType(StrEnum):
@@ -38,13 +39,36 @@ def type_of(properties: Mapping[str, str]) -> MessageType:
     return MessageType.PRIORITY if names.PRIORITY in properties else MessageType.NORMAL
 
 
+def type_of_message(message: Message, *, in_transaction: bool) -> MessageType:
+    """The kind of a message that is about to be sent."""
+    if in_transaction:
+        return MessageType.TRANSACTION
+    if message.is_delayed:
+        return MessageType.DELAY
+    if message.sharding_key is not None:
+        return MessageType.FIFO
+    return MessageType.NORMAL if message.priority is None else MessageType.PRIORITY
+
+
 def check_type(topic: str, topic_type: MessageType, message_type: MessageType) -> None:
     """Check that a topic takes messages of a kind. Topics without a type take all, as stores from before types do.
+
+    Except for priorities: consumers drain the queues of PRIORITY topics only by their order, so elsewhere a priority
+    would be ignored.
 
     Raises:
         InvalidRequestError: it is for messages of another kind.
     """
-    if topic_type not in _ANY and topic_type is not message_type:
+    if topic_type in _ANY:
+        if message_type is MessageType.PRIORITY:
+            raise InvalidRequestError(
+                "a message with a priority needs a topic whose queues are priorities; create one with "
+                "message_type PRIORITY",
+                topic=topic,
+                actual=str(topic_type),
+            )
+        return
+    if topic_type is not message_type:
         raise InvalidRequestError(
             "topic is for messages of another type; send to another topic or change its message.type",
             topic=topic,

@@ -39,6 +39,8 @@ FOLDS: Final[tuple[type[Fold], ...]] = (PopState, ConsumerOffsets)
 
 RECEIVE_MAX: Final = 32
 """Most messages of one receive, as in RocketMQ."""
+INVISIBLE_MS_MAX: Final = 12 * 3_600_000
+"""Longest time that a message may be held, as in RocketMQ."""
 REVIVE_MS: Final = 1_000
 """So often somebody looks for messages whose time is over."""
 
@@ -265,51 +267,62 @@ class Changed:
     """What the new receipt names; None unless `OK`."""
 
 
-def change_invisible(group: str, topic: str, receipt: Receipt, *, invisible_ms: int, consumer: str) -> Rule[Changed]:
-    """Let a message be visible again `invisible_ms` from now on; the old receipt stops working (rule 31)."""
+def change_invisible(
+    group: str, receipts: Sequence[tuple[str, Receipt]], *, invisible_ms: int, consumer: str
+) -> Rule[list[Changed]]:
+    """Let messages be visible again `invisible_ms` from now on; the old receipts stop working (rule 31).
 
-    def rule(state: LogState) -> Decision[Changed]:
-        place = (group, topic, receipt.queue_id)
-        status = _judge(state, place, receipt)
-        if status is not AckStatus.OK:
-            return Decision(Changed(status))
-        claim = Claim(receipt.queue_offset, state.now_ms, invisible_ms, consumer)
-        record = change_record(place, receipt.queue_offset, claim)
-        return Decision(Changed(status, claim), records=[(PopState.topics[0], record)])
-
-    return rule
+    Args:
+        group: the group.
+        receipts: with the topics that the messages were read from.
+        invisible_ms: how long nobody else gets them.
+        consumer: who holds them.
+    """
+    each = [(group, topic, receipt) for topic, receipt in receipts]
+    return change_all(each, invisible_ms=invisible_ms, consumer=consumer)
 
 
 def change_all(
     receipts: Sequence[tuple[str, str, Receipt]], *, invisible_ms: int, consumer: str
 ) -> Rule[list[Changed]]:
-    """As `change_invisible`, for several messages, each once: by group, topic and receipt."""
-    rules = [
-        change_invisible(group, topic, receipt, invisible_ms=invisible_ms, consumer=consumer)
-        for group, topic, receipt in receipts
-    ]
+    """As `change_invisible`, for messages of several groups: by group, topic and receipt."""
 
     def rule(state: LogState) -> Decision[list[Changed]]:
-        decided = [each(state) for each in rules]
-        return Decision([each.answer for each in decided], records=[one for each in decided for one in each.records])
+        answers: list[Changed] = []
+        records: list[_Record] = []
+        for group, topic, receipt in receipts:
+            place = (group, topic, receipt.queue_id)
+            status = _judge(state, place, receipt)
+            claim = None
+            if status is AckStatus.OK:
+                claim = Claim(receipt.queue_offset, state.now_ms, invisible_ms, consumer)
+                records.append((PopState.topics[0], change_record(place, receipt.queue_offset, claim)))
+            answers.append(Changed(status, claim))
+        return Decision(answers, records=records)
 
     return rule
 
 
-def dead_letter(group: str, topic: str, receipt: Receipt, message: StoredMessage) -> Rule[AckStatus]:
-    """Give up a message that is held by `receipt`: its copy in the dead-letter topic and the end of the claim at once.
+def give_up(group: str, messages: Sequence[tuple[str, Receipt, StoredMessage]]) -> Rule[list[AckStatus]]:
+    """Move messages that are held to the group's dead-letter topic; copies and the end of the claims are one commit.
 
-    `message` is as the log has it.
+    Args:
+        group: the group.
+        messages: each with the topic that it was read from and its receipt; bodies as they are to be stored.
     """
-    row = retry.dead_letter_row(message, group)
 
-    def rule(state: LogState) -> Decision[AckStatus]:
-        place = (group, topic, receipt.queue_id)
-        status = _judge(state, place, receipt)
-        if status is not AckStatus.OK:
-            return Decision(status)
-        records = _end(state, {place: {receipt.queue_offset: None}})
-        return Decision(status, rows=MessageBatch.from_rows([row]), records=records)
+    def rule(state: LogState) -> Decision[list[AckStatus]]:
+        answers: list[AckStatus] = []
+        ended: dict[Place, dict[int, None]] = {}
+        rows: list[MessageRow] = []
+        for topic, receipt, message in messages:
+            place = (group, topic, receipt.queue_id)
+            status = _judge(state, place, receipt)
+            answers.append(status)
+            if status is AckStatus.OK:
+                ended.setdefault(place, {})[receipt.queue_offset] = None
+                rows.append(retry.dead_letter_row(message, group))
+        return Decision(answers, rows=MessageBatch.from_rows(rows) if rows else None, records=_end(state, ended))
 
     return rule
 
@@ -373,8 +386,8 @@ def revive(place: Place, overdue: Mapping[int, Overdue], *, retry_max_times: int
     """Give back messages whose time is over: a copy to the retry topic, or to the dead-letter topic after the maximum.
 
     Copies and the end of the claims are one commit. Only what is still held by the same claim is given back, so any
-    number of callers may try. FIFO batches stay where they are (rule 30); only a message that was delivered too often
-    leaves them.
+    number of callers may try. FIFO batches stay where they are (rule 30); only a message that was delivered too often,
+    or that retention took, leaves them.
     """
     copies = {
         offset: copy_of(place, each, retry_max_times) for offset, each in overdue.items() if each.message is not None
@@ -392,9 +405,10 @@ def revive(place: Place, overdue: Mapping[int, Overdue], *, retry_max_times: int
         for offset, each in overdue.items():
             if pop.claim_of(place, offset) != each.claim or each.claim.due_ms > state.now_ms:
                 continue
-            if (offset in in_order) != (each.fifo_times is not None) or (offset in in_order and offset not in spent):
+            if (offset in in_order) != (each.fifo_times is not None):
                 continue
-            if each.message is None:
+            waits = offset in in_order and offset not in spent
+            if waits or each.message is None:
                 if offset >= first:
                     continue
                 lost += 1

@@ -31,7 +31,7 @@ from rmq_spark.client.compression import decompress
 from rmq_spark.errors import CorruptDataError, InvalidRequestError
 from rmq_spark.log import schema
 from rmq_spark.log.arrow_columns import offsets_of
-from rmq_spark.spark.kafka_names import KAFKA_NAMES
+from rmq_spark.model.kafka_names import KAFKA_NAMES
 
 READ_SCHEMA: Final = StructType(
     [

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
-from rmq_spark.spark.kafka_names import KAFKA_NAMES
+from rmq_spark.model.kafka_names import KAFKA_NAMES
 
 I64 = npt.NDArray[np.int64]
 Columns = dict[str, pa.Array]

@@ -202,7 +202,7 @@ def _ensure_topic(store: Store, options: WriteOptions, topic: str, queues: int, 
             config = store.create_topic(topic, queues=max(queues, options.auto_create_queues), brokers=(broker,))
         except ExistsError:
             config = store.topic(topic)  # somebody was faster, with other queues
-    there = config.queues.get(broker, 0)
+    there = config.writable_on(broker)
     if not there:
         raise no_queues(topic, broker, sorted(config.queues))
     if there < queues:

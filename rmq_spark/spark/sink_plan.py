@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from rmq_spark.client.store import DEFAULT_BROKER, Store
 from rmq_spark.errors import InvalidRequestError, NotFoundError
-from rmq_spark.rules.topics import TopicConfigs
 from rmq_spark.spark.options import WriteOptions
 
 
@@ -35,20 +34,19 @@ def make_plan(store: Store, options: WriteOptions, *, by_row: bool, turn: int) -
         NotFoundError: a topic of the options does not exist and must not be created.
         InvalidRequestError: a topic of the options has no queues on the broker.
     """
-    configs = store.nameserver.refresh().state.fold(TopicConfigs).configs
+    topics = {topic.name: topic for topic in store.topics()}
     named = [name for name in (options.topic, options.bad_records_topic) if name is not None]
     broker = options.broker_name or DEFAULT_BROKER
-    if options.broker_name is None and options.topic is not None and options.topic in configs:
-        broker = min(configs[options.topic]["queues"], default=DEFAULT_BROKER)
-    wanted = configs if by_row else [name for name in named if name in configs]
-    plan = SinkPlan(
-        broker=broker, queues={name: int(configs[name]["queues"].get(broker, 0)) for name in wanted}, turn=turn
-    )
+    if options.broker_name is None and options.topic in topics:
+        found = topics[options.topic]
+        broker = min(filter(found.writable_on, found.queues), default=DEFAULT_BROKER)
+    wanted = topics if by_row else [name for name in named if name in topics]
+    plan = SinkPlan(broker=broker, queues={name: topics[name].writable_on(broker) for name in wanted}, turn=turn)
     for name in named:
         if name not in plan.queues and not options.auto_create_topic:
             raise NotFoundError("no such topic, and autoCreateTopic is false; create it first", topic=name)
         if plan.queues.get(name) == 0:
-            raise no_queues(name, broker, sorted(configs[name]["queues"]))
+            raise no_queues(name, broker, sorted(topics[name].queues))
     return plan
 
 

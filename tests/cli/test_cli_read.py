@@ -157,6 +157,7 @@ def test_the_engines_own_topics_can_be_read(run: Run) -> None:
         (("nothing",), 3, "no such topic"),
         (("bad name",), 2, "illegal character"),
         (("t", "--columns", "bodi"), 2, "unknown column; did you mean 'body'?"),
+        (("t", "--columns", "value"), 2, "unknown column; did you mean 'body'?"),
         (("t", "--tags", "||"), 2, "no tag is named"),
         (("t", "--tags", "A | B"), 2, "a tag has no '|'; write || between tags"),
         (("t", "--tags", "A|B"), 2, "a tag has no '|'; write || between tags"),

@@ -223,6 +223,7 @@ def test_unknown_topics_are_created_unless_told_not_to(run: Run) -> None:
         (("t", "--count", "0"), "--count"),
         (("t", "--count", "1", "--queue", "4"), "no such queue"),
         (("t", "--count", "1", "--size", "0"), "--size"),
+        (("t", "--body", "x", "--size", "5"), "--size goes with --count"),
         (("t", "--count", "1", "--tags", " "), "tag is blank"),
         (("t", "--count", "1", "--keys", "a", "--keys", "b"), "--keys is one prefix"),
         (("rmq_sys_topic_config", "--body", "x"), "reserved for the engine"),

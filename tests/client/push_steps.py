@@ -9,8 +9,7 @@ from typing import Any
 from rmq_spark import Store
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.push_consumer import Handle, PushConsumer
-from rmq_spark.client.received import plain_rows
-from rmq_spark.client.stored_rows import stored_messages
+from rmq_spark.client.stored_rows import plain_rows, stored_messages
 from rmq_spark.clock import ManualClock
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.rules import delay, system_topics

@@ -327,9 +327,11 @@ class TestLag:
         store.delete_topic("orders")
         assert {lag.topic for lag in groups.lag("g")} == {"events"}
 
-    def test_an_unknown_group(self, store: Store) -> None:
-        with pytest.raises(NotFoundError, match="no such consumer group"):
-            GroupOffsets(store).lag("nobody")
+    def test_an_unknown_group_is_an_error_that_names_the_nearest(self, store: Store) -> None:
+        groups = GroupOffsets(store)
+        groups.commit("billing", {("orders", B, 0): 1})
+        with pytest.raises(NotFoundError, match=r"no such consumer group \(group='biling', nearest='billing'\)"):
+            groups.lag("biling")
 
     def test_several_brokers_have_their_own_times(self, store: Store, clock: ManualClock) -> None:
         store.create_topic("wide", queues=1, brokers=("x", "y"))

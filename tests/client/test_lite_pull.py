@@ -164,9 +164,9 @@ def test_a_consumer_that_slept_through_its_lease_cannot_commit(store: Store) -> 
         sleeper = LitePullConsumer(store, "g", auto_commit=False).subscribe("t")
         send(store, "a")
         assert bodies(sleeper) == ["a"]
-        sleeper._closed.set()  # its thread is stopped with the process
+        sleeper._ended.set()  # its thread is stopped with the process
         sleeper._thread.join()  # type: ignore[union-attr]
-        sleeper._closed.clear()
+        sleeper._ended.clear()
         advance(store, 121)
         with LitePullConsumer(other_store, "g").subscribe("t") as other:
             assert bodies(other) == ["a"]
@@ -209,9 +209,9 @@ class TestTransaction:
             consumer = self.consumer(store)
             with pytest.raises(PreconditionFailedError), consumer.transaction() as tx:
                 tx.send(Message("out", consumer.poll(0)[0].body))
-                consumer._closed.set()
+                consumer._ended.set()
                 consumer._thread.join()  # type: ignore[union-attr]
-                consumer._closed.clear()
+                consumer._ended.clear()
                 advance(store, 121)
                 other = self.consumer(other_store)
                 with other.transaction() as mine:

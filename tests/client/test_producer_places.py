@@ -73,9 +73,10 @@ def test_rule_38_delays_in_a_batch_count_one_by_one(store: Store) -> None:
     assert [sent.queue_offset for sent in Producer(store).send_batch(batch)] == [0, None, 1]
 
 
-def test_a_priority_is_a_queue(store: Store) -> None:
+def test_a_priority_is_a_queue_of_a_priority_topic(store: Store) -> None:
+    store.create_topic("p", queues=4, message_type="PRIORITY")
     producer = Producer(store)
-    got = [producer.send(Message("t", b"x", priority=priority)).queue_id for priority in (0, 3, 2, 99)]
+    got = [producer.send(Message("p", b"x", priority=priority)).queue_id for priority in (0, 3, 2, 99)]
     assert got == [0, 3, 2, 3]
     assert {properties["_SYS_MSG_PRIORITY_"] for _, _, properties in places(store)} == {"0", "3", "2", "99"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -54,6 +55,26 @@ def test_send_says_where_the_message_is(store: Store) -> None:
     sent = Producer(store, group="web").send(Message("t", b"x", queue_id=2))
     assert (sent.status, sent.broker, sent.queue_id, sent.queue_offset) == (SendStatus.SEND_OK, "broker-0", 2, 0)
     assert store.read("t")["msgId"].to_pylist() == [sent.msg_id]
+
+
+@pytest.mark.parametrize("wrong", ["text", None, b"bytes", {"body": b"x"}])
+def test_what_is_no_message_is_refused_by_every_way_to_send(store: Store, wrong: Any) -> None:
+    producer = Producer(store)
+    for send in (
+        producer.send,
+        lambda one: producer.send_batch([Message("t", b"x"), one]),
+        lambda one: producer.send_async(one).result(),
+    ):
+        with pytest.raises(InvalidRequestError, match=f"only a Message can be sent.*type='{type(wrong).__name__}'"):
+            send(wrong)
+    producer.close()
+    assert store.read("t").num_rows == 0
+
+
+def test_one_message_is_no_batch(store: Store) -> None:
+    one: Any = Message("t", b"x")
+    with pytest.raises(InvalidRequestError, match="a batch is a list of messages; use send for a single one"):
+        Producer(store).send_batch(one)
 
 
 def test_send_async_gives_a_future_and_keeps_the_order(store: Store) -> None:

@@ -82,6 +82,10 @@ def test_errors_name_the_nearest(store: Store) -> None:
         store.topic("ordes")
     with pytest.raises(NotFoundError, match=r"no such queue .*queue=7, nearest=1"):
         store.scan("orders", queue=7)
+    with pytest.raises(NotFoundError, match=r"no such topic \(topic='ordes', nearest='orders'\)"):
+        store.update_topic("ordes", queues=9)
+    with pytest.raises(InvalidRequestError, match=r"unknown column \(column='value', nearest='body'"):  # as Kafka says
+        store.read("orders", columns=["value"])
     with pytest.raises(InvalidRequestError, match=r"unknown column .*nearest='storeTimestamp'"):
         store.scan("orders", columns=["storeTime"])
     with pytest.raises(InvalidRequestError, match="list of names"):

@@ -160,8 +160,8 @@ class PopWorld:
 
     def change(self, receipt: tuple[str, Receipt], invisible_ms: int) -> tuple[str, tuple[str, Receipt] | None]:
         topic, old = receipt
-        rule = pop_decisions.change_invisible(GROUP, topic, old, invisible_ms=invisible_ms, consumer="c")
-        changed: pop_decisions.Changed = self.decide(rule)
+        rule = pop_decisions.change_invisible(GROUP, [(topic, old)], invisible_ms=invisible_ms, consumer="c")
+        (changed,) = self.decide(rule)
         if changed.claim is None:
             return changed.status.name, None
         return changed.status.name, (topic, receipt_of(changed.claim, topic, old.queue_id, old.queue_offset))

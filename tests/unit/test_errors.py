@@ -11,7 +11,7 @@ from rmq_spark import errors
 from rmq_spark.errors import RmqError
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, RmqError)]
-RETRIABLE = {"LostRaceError", "OutcomeUnknownError", "UnavailableError", "StorageFullError"}
+RETRIABLE = {"BackPressureError", "LostRaceError", "OutcomeUnknownError", "UnavailableError", "StorageFullError"}
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

@@ -70,6 +70,19 @@ def test_a_new_month_starts_low_and_keeps_ids_unique(month: int, days: int) -> N
     assert not set(old) & set(new)
 
 
+@pytest.mark.parametrize("months", [1, -1, 14])
+def test_the_same_millisecond_of_another_month_gives_other_ids(months: int) -> None:
+    clock = at(2024, 5, 2)
+    there = at(2024 + (4 + months) // 12, (4 + months) % 12 + 1, 2)
+    ids = UniqueIds(clock, "10.1.2.3")
+    drawn = ids.draw(5)
+    away = (there.now_ms() - clock.now_ms()) / 1000
+    for seconds in (away, -away):  # a clock that is set wrong and corrected comes back to the first month
+        clock.advance(seconds)
+        drawn += ids.draw(5)
+    assert len(set(drawn)) == len(drawn)
+
+
 def test_two_generators_of_one_process_differ() -> None:
     clock = ManualClock()
     assert UniqueIds(clock, "10.1.2.3").draw() != UniqueIds(clock, "10.1.2.3").draw()

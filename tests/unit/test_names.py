@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rmq_spark.errors import InvalidRequestError
@@ -69,3 +71,16 @@ def test_groups_have_their_own_limit() -> None:
     assert names.check_group("g" * 120)
     with pytest.raises(InvalidRequestError, match="longer than 120"):
         names.check_group("g" * 121)
+
+
+@pytest.mark.parametrize("count", ["2", 2.0, True, None])
+def test_a_number_of_queues_that_is_no_whole_number_is_refused(count: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="a topic has 1 to 65536 queues"):
+        names.check_queues(count)
+
+
+@pytest.mark.parametrize("name", [["orders"], 5, None, b"orders"])
+@pytest.mark.parametrize("check", [names.check_topic, names.check_group, names.check_broker])
+def test_a_name_that_is_no_text_is_refused(check: Any, name: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="name must be a text"):
+        check(name)
