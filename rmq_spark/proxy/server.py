@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -33,11 +33,8 @@ from rmq_spark.proxy.telemetry import Telemetry
 from rmq_spark.proxy.topics import Directory
 from rmq_spark.proxy.transactions import CheckBack, TransactionEnds
 from rmq_spark.proxy.workers import Workers
-from rmq_spark.services.revive import ReviveService
+from rmq_spark.services.catalog import embedded_runner
 from rmq_spark.services.runner import ServiceRunner
-from rmq_spark.services.service import Service
-from rmq_spark.services.timer import TimerService
-from rmq_spark.services.transaction_check import TransactionCheckService
 
 CLUSTER: Final = "DefaultCluster"
 MESSAGE_BYTES_SPARE: Final = 4
@@ -55,7 +52,8 @@ class Proxy:
         store: an open store; whoever opened it closes it, after `stop`.
         settings: where to listen, what to allow.
         authorizer: who may do what; everybody everything by default.
-        services: what runs beside it; timers, revive and the transaction check by default.
+        services: what runs beside it; by default what every store needs (timers, revive, transaction check, rolling),
+            unless the store was opened to run it by itself.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class Proxy:
         settings: ProxySettings | None = None,
         *,
         authorizer: Authorizer | None = None,
-        services: Sequence[Service] | None = None,
+        services: ServiceRunner | None = None,
     ) -> None:
         self._store = store
         self._settings = settings = settings or ProxySettings()
@@ -109,7 +107,9 @@ class Proxy:
             receiving=receiving,
             offsets=offsets,
         )
-        self._services = ServiceRunner(_services(store) if services is None else services, clock)
+        self._services = services or (
+            ServiceRunner([], clock) if store.embeds_services else embedded_runner(store, everything=False)
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics_server: Any = None
         self._health: Any = None
@@ -305,10 +305,6 @@ async def _forever(watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
             await asyncio.sleep(1)
         else:
             return
-
-
-def _services(store: Store) -> list[Service]:
-    return [TimerService(store), ReviveService(store), TransactionCheckService(store)]
 
 
 def _options(settings: ProxySettings) -> list[tuple[str, int]]:
