@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
-LARGEST_BYTES = 150_000
+LARGEST_BYTES = 300_000
 CELL_TIMEOUT_S = 240
 
 FACTS = {
@@ -88,8 +88,15 @@ _plots, _show = [], _plt.show
 
 def _watched(*arguments, **options):
     for number in _plt.get_fignums():
-        for axes in _plt.figure(number).axes:
+        figure = _plt.figure(number)
+        figure.canvas.draw()
+        assert figure.dpi >= 120, f"a plot has {figure.dpi} dots an inch"
+        for axes in figure.axes:
             _plots.append((axes.get_title(), axes.get_xlabel(), axes.get_ylabel()))
+            for legend in filter(None, (axes.get_legend(), *figure.legends)):
+                bars = [bar for bar in axes.patches if bar.get_height()]
+                boxes = [bar.get_window_extent() for bar in bars]
+                assert not any(legend.get_window_extent().overlaps(box) for box in boxes), "a legend hides bars"
     _show(*arguments, **options)
 
 
@@ -100,6 +107,7 @@ assert _sys.executable == {sys.executable!r}
 assert _plots
 for _plot in _plots:
     assert all(_plot), f"a plot lacks its title or the name of an axis: {{_plot}}"
+    assert any(_letter.isdigit() for _letter in _plot[0]), f"a title does not say what was found: {{_plot[0]}}"
     assert any(_unit in _plot[2] for _unit in ("%", "EUR", "KiB", "messages", "milliseconds", "minutes")), _plot
 import os as _os
 assert not _os.path.exists(scratch.name)
