@@ -10,7 +10,7 @@ FETCHED := $(VENV)/.fetched
 EXTRAS := cli,hdfs,s3,fast,spark,delta,metrics,proxy,dev
 # pyspark comes as a source archive, which setuptools and wheel must build: an empty pip cache has nothing else
 BUILD := hatchling editables setuptools wheel
-JARS := hdfs rocketmq-filter delta
+JARS := hdfs rocketmq-filter rocketmq-client delta
 # The peers that benchmarks/spark.py measures against.
 BENCH_JARS := delta kafka spark-kafka
 WORKERS ?= 2

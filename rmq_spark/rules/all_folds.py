@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from rmq_spark.log.fold import Fold
+from rmq_spark.rules.acl import AccessControl
 from rmq_spark.rules.cluster import ClusterConfig
 from rmq_spark.rules.lease import TableLeases
 from rmq_spark.rules.members import GroupMembers
@@ -26,6 +27,7 @@ NAMESERVER_FOLDS: Final[tuple[type[Fold], ...]] = (
     ClusterConfig,
     TableLeases,
     GroupMembers,
+    AccessControl,
 )
 """Folds of the cluster-wide log."""
 

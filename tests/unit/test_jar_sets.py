@@ -24,7 +24,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_every_set_is_pinned_with_its_files() -> None:
     sets = jars.jar_sets()
-    assert set(sets) == {"hdfs", "rocketmq-filter", "delta", "spark-kafka", "kafka"}
+    assert set(sets) == {"hdfs", "rocketmq-filter", "delta", "spark-kafka", "kafka", "rocketmq-client", "rocketmq"}
     assert sets["delta"].files["delta-spark_4.2_2.13-4.4.0.jar"].startswith("27d4fd8b")
     assert len({jar_set.directory for jar_set in sets.values()}) == len(sets)
 
