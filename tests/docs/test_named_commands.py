@@ -16,6 +16,7 @@ from rmq_spark.cli.app import app  # noqa: E402
 
 COMMAND = re.compile(r"(?:`|^\$ |^)rmq((?: +(?:\"[^\"]*\"|[^`\s|>;&]+))+)", re.MULTILINE)
 """`rmq` with its words: between backticks, or at the start of a line."""
+WITH_VALUE = {"--store", "--conf", "--install-completion", "--show-completion"}
 EVERYWHERE = {"--store", "--json", "--conf", "--help", "-h", "--version", "--install-completion", "--show-completion"}
 
 
@@ -38,7 +39,7 @@ def problems(words: list[str], root: Any) -> Iterator[str]:
     while rest and hasattr(command, "commands"):
         word = rest.pop(0)
         if word.startswith("-"):
-            if word.partition("=")[0] in ("--store", "--conf") and rest:
+            if word.partition("=")[0] in WITH_VALUE and rest:
                 rest.pop(0)
             continue
         if word not in command.commands:

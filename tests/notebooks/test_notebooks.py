@@ -76,6 +76,13 @@ FACTS = {
         assert (missing, doubled) == (0, 0)
         assert same_place and len(found) == 1
     """,
+    "05-consumers": """
+        assert sorted(billed) == sorted(f"order-{n}" for n in range(ORDERS) if n % 4)
+        assert len(attempts) == ORDERS and attempts["order-7"] == 2
+        assert sorted(arrived) == sorted(due) and min(late) >= 0
+        assert by_spark == {"orders": ORDERS + 1, "reminders": len(delays), "invoices": 1}
+        assert not_billed == ["order-vip"]
+    """,
 }
 """What must hold in a notebook's kernel after its last cell. Names are the notebook's own."""
 
