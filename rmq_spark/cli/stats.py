@@ -77,6 +77,8 @@ def _show(out: Output, traffic: Traffic, lags: Sequence[ServiceLag], *, now_ms: 
         [{**each, "age": duration(each["behindMs"])} for each in document["services"]],
         {"SERVICE": "service", "LOG": "log", "PENDING": "pending", "BEHIND": "age"},
     )
-    parts: list[str | Table] = [topics, "", *([groups, ""] if document["groups"] else []), services]
-    out.result(document, *parts)
+    parts: list[str | Table] = [topics, ""]
+    if document["groups"]:
+        parts += [groups, ""]
+    out.result(document, *parts, services)
     finish()
