@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -45,7 +46,7 @@ def read_records(storage: Storage, meta: FileMeta, state: LogState) -> Iterator[
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         if "queueOffset" in fold.columns:
             steps = [np.arange(count) + base for base, count in zip(bases[mine], runs.rows[mine], strict=True)]
-            columns["queueOffset"] = pa.array(np.concatenate(steps))
+            columns["queueOffset"] = integers(np.concatenate(steps))
         yield to_records(topic, columns, fold.columns, [meta.doc["ts"]] * (high - low))
 
 
@@ -63,7 +64,7 @@ def join_records(metas: Sequence[FileMeta], state: LogState) -> Iterator[Records
     times = np.repeat([meta.doc["ts"] for meta in metas], [meta.rows for meta in metas])
     offsets = integers(np.concatenate([queue_offsets(meta.runs, meta.bases) for meta in metas]))
     for fold in {state.fold_of(topic).name: state.fold_of(topic) for topic in topics}.values():
-        chosen = pc.is_in(rows.column("topic"), pa.array(fold.topics, pa.string()))
+        chosen = reduce(pc.or_, [pc.equal(rows.column("topic"), pa.scalar(topic)) for topic in fold.topics])
         mine = rows.filter(chosen)
         columns = dict(zip(mine.schema.names, mine.columns, strict=True))
         columns["queueOffset"] = offsets.filter(chosen)
