@@ -92,7 +92,7 @@ def test_a_stream_gets_each_once_when_it_is_delivered_and_nothing_of_the_engine(
     revive = ReviveService(store)
     while not revive.done.retried:
         assert time.monotonic() < deadline
-        revive.wait(min(0.05, revive.run_once()))
+        store.clock.sleep(min(0.05, revive.run_once()))
     assert run() == [("t", "half"), ("t", "late"), ("u", "now")], "neither claims nor copies for one group"
     assert held.body == b"now"
 
