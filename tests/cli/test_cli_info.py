@@ -111,7 +111,7 @@ def test_a_topic_gets_more_queues_and_keeps_its_messages(run: Run, store: Path) 
         (("t", "--queues", "1"), 2, "cannot get fewer queues at once"),
         (("t", "--queues", "0"), 2, "1 to 65536 queues"),
         (("nothing", "--queues", "9"), 3, "no such topic"),
-        (("t",), 2, "missing option '--queues'"),
+        (("t",), 2, "say what to change, by --queues"),
     ],
 )
 def test_bad_updates_are_refused(run: Run, store: Path, args: tuple[str, ...], code: int, said: str) -> None:

@@ -74,7 +74,7 @@ def test_a_rate_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.clock, "sleep", pauses.append)
     seen: list[tuple[int, int]] = []
     Admin(store).dead_letters.replay("g", rate=2, progress=lambda done, total: seen.append((done, total)))
-    assert pauses == [1.0, 1.0]
+    assert [pause for pause in pauses if pause] == [1.0, 1.0]
     assert seen == [(2, 5), (4, 5), (5, 5)]
 
 
