@@ -99,8 +99,8 @@ class LogView:
         while True:
             self.mark = find_mark(self.storage, self.root)
             try:
-                found = newest_state(self.storage, self.root, self.mark, self.declared)
-                self.state, unknown = found or floor_state(self.storage, self.root, self.mark, self.declared)
+                stored = newest_state(self.storage, self.root, self.mark, self.declared)
+                self.state, unknown = stored or floor_state(self.storage, self.root, self.mark, self.declared)
             except NotFoundError as error:
                 # The mark was overtaken between reading it and reading what it names.
                 if newest_mark(self.storage, self.root, self.mark) is self.mark:

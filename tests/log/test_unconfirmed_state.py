@@ -116,7 +116,12 @@ def test_an_interrupt_within_the_fold_makes_the_handle_load_anew(monkeypatch: An
             self.queues.advance(meta.runs, [-1])
         else:
             original(self, meta, *records)
-            del self.commits.firsts[-1:], self.commits.times[-1:], self.commits.sizes[-1:], self.commits.prints[-1:]
+            del (
+                self.commits.firsts[-1:],
+                self.commits.times[-1:],
+                self.commits.sizes[-1:],
+                self.commits.fingerprints[-1:],
+            )
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LogState, whose, interrupted)
