@@ -74,6 +74,7 @@ class Proxy:
         self._workers = workers = Workers(settings.threads)
         self._directory = directory = Directory(store, settings, workers)
         self._clients = clients = Clients(settings, clock, metrics, self._client_gone)
+        metrics.add_store(store, clients.consumers)
         self._pop = pop = Pop(store, name)
         self._watches = watches = Watches(store)
         self._renew = renew = AutoRenew(pop, settings, clock, workers, metrics)
@@ -103,7 +104,7 @@ class Proxy:
             telemetry=Telemetry(settings, clients, directory),
             sending=Sending(store, settings, workers, directory, metrics),
             ends=TransactionEnds(store, workers, directory, metrics),
-            settling=Settling(workers, directory, pop, renew, metrics),
+            settling=Settling(workers, directory, pop, renew),
             receiving=receiving,
             offsets=offsets,
         )
