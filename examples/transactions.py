@@ -10,8 +10,6 @@ import time
 
 from rmq_spark import Message, Producer, Store, TransactionState
 from rmq_spark.log.scan import Query
-from rmq_spark.services.runner import ServiceRunner
-from rmq_spark.services.transaction_check import TransactionCheckService
 
 paid: set[str] = set()
 """Stands for your database. Every producer of the group must see it: any of them may be asked."""
@@ -32,10 +30,7 @@ def visible(store: Store) -> list[bytes]:
 def main() -> None:
     """Commit one, roll one back, and forget one that the check finds."""
     with tempfile.TemporaryDirectory() as directory, Store.create(f"{directory}/store") as store:
-        with (
-            Producer(store, group="shop", checker=has_been_paid, check_immunity=0.2) as producer,
-            ServiceRunner([TransactionCheckService(store)], store.clock),
-        ):
+        with Producer(store, group="shop", checker=has_been_paid, check_immunity=0.2) as producer:
             with producer.begin_transaction() as tx:
                 producer.send(Message("orders", b"order 1", keys="o-1"), transaction=tx)
                 producer.send(Message("invoices", b"invoice 1", keys="o-1"), transaction=tx)

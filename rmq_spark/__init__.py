@@ -26,7 +26,8 @@ from rmq_spark.errors import (
 from rmq_spark.lazy_names import lazy_names, listed_names
 
 if TYPE_CHECKING:
-    from rmq_spark.client.consume_result import ConsumeResult
+    from rmq_spark.client.admin import Admin
+    from rmq_spark.client.consume_result import ConsumeOutcome, ConsumeResult
     from rmq_spark.client.consumer_settings import ConsumerSettings
     from rmq_spark.client.lite_pull_consumer import LitePullConsumer
     from rmq_spark.client.producer import Producer
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
     from rmq_spark.rules.transaction import TransactionState
 
 __all__ = [
+    "Admin",
     "BackPressureError",
     "ClockSkewError",
     "ClosedError",
+    "ConsumeOutcome",
     "ConsumeResult",
     "ConsumerSettings",
     "CorruptDataError",
@@ -88,6 +91,8 @@ __version__ = "0.1.0"
 __getattr__ = lazy_names(
     __name__,
     {
+        "Admin": "rmq_spark.client.admin",
+        "ConsumeOutcome": "rmq_spark.client.consume_result",
         "ConsumeResult": "rmq_spark.client.consume_result",
         "ConsumerSettings": "rmq_spark.client.consumer_settings",
         "Flush": "rmq_spark.model.settings",

@@ -27,17 +27,24 @@ _HOMES: Final = {
     "conf": ("info", "conf"),
     "topic": ("topic", "app"),
     "group": ("group", "app"),
+    "broker": ("broker", "app"),
     "acl": ("acl", "app"),
     "send": ("send", "send"),
+    "consume": ("consume", "consume"),
     "read": ("read", "read"),
     "query": ("query", "query"),
     "trace": ("trace", "trace"),
+    "dlq": ("dlq", "app"),
+    "stats": ("stats", "stats"),
     "tables": ("tables", "app"),
     "log": ("log", "log"),
     "roll": ("maintenance", "roll"),
     "expire": ("maintenance", "expire"),
+    "serve": ("serve", "serve"),
     "verify": ("verify", "verify"),
     "recover": ("recovery", "recover"),
+    "proxy": ("proxy", "proxy"),
+    "mqadmin": ("mqadmin", "mqadmin"),
 }
 """Module and name of each command, in the order of `rmq --help`."""
 
@@ -74,6 +81,15 @@ class RmqGroup(TyperGroup):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.commands: Any = _Commands()
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command of the first word; a name of RocketMQ's `mqadmin` stands for one of ours."""
+        if args and args[0] not in _HOMES:
+            from rmq_spark.cli.mqadmin import ALIASES, rewritten
+
+            if args[0] in ALIASES:
+                args = rewritten(args[0], args[1:])
+        return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> NoReturn:
         """Run with `args` (the process's own by default) and exit."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json as json_
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmq_spark.cli.options import INT64_MAX, ConfOption, JsonOption, StoreOption, common
-from rmq_spark.cli.output import Table, moment
-from rmq_spark.errors import InvalidRequestError, NotFoundError
+from rmq_spark.cli.group_reset import parse_offsets, reset_result
+from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common, yes_or_no
+from rmq_spark.cli.output import Table, duration, moment, table_of
+from rmq_spark.errors import InvalidRequestError
 from rmq_spark.model.times import FORMS, format_ms, parse_time
 
 if TYPE_CHECKING:
-    from rmq_spark.client.offsets import Activity, OffsetChange, QueueLag, Target
-    from rmq_spark.client.store import Store
-    from rmq_spark.client.time_search import QueueKey
+    from rmq_spark.client.offsets import Activity, QueueLag, Target
+    from rmq_spark.rules.group_config import GroupSettings
 
-app = typer.Typer(help="List, show, reset and delete consumer groups.", rich_markup_mode=None)
+app = typer.Typer(help="List, show, configure, reset and delete consumer groups.", rich_markup_mode=None)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The consumer group.")]
 TopicOption = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")]
@@ -26,19 +25,19 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Do it even while con
 
 @app.callback()
 def group(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None) -> None:
-    """List, show, reset and delete consumer groups."""
+    """List, show, configure, reset and delete consumer groups."""
     common(ctx, store, json, conf)
 
 
 @app.command("list")
 def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None) -> None:
     """List all consumer groups and how far they are behind."""
-    from rmq_spark.client.offsets import GroupOffsets
+    from rmq_spark.client.admin import Admin
 
     given = common(ctx, store, json, conf)
     document: list[dict[str, Any]] = []
     with given.open(read_only=True) as opened:
-        offsets = GroupOffsets(opened)
+        offsets = Admin(opened).offsets
         for name in offsets.groups():
             queues, activity = offsets.lag(name), offsets.activity(name)
             topics = sorted({queue.topic for queue in queues})
@@ -48,8 +47,8 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
             found["group"],
             ", ".join(found["topics"]),
             found["lag"],
-            _age(found["lagMs"]),
-            _yes(found["active"]),
+            duration(found["lagMs"]),
+            yes_or_no(found["active"]),
             moment(found["updatedAt"]),
         )
         for found in document
@@ -68,26 +67,100 @@ def show(
     conf: ConfOption = None,
 ) -> None:
     """Show how far a group is behind, queue by queue, in messages and in time."""
-    from rmq_spark.client.offsets import GroupOffsets
+    from rmq_spark.client.admin import Admin
 
     given = common(ctx, store, json, conf)
     with given.open(read_only=True) as opened:
         if topic is not None:
             opened.topic(topic)
-        offsets = GroupOffsets(opened)
+        offsets = Admin(opened).offsets
         queues = [queue for queue in offsets.lag(name) if topic in (None, queue.topic)]
         activity = offsets.activity(name)
     totals = _totals(queues)
     document = {"group": name, **totals, **_activity(activity), "queues": [_lag_document(queue) for queue in queues]}
     rows = [
-        (q.topic, q.broker, q.queue, q.committed, q.first, q.end, q.lag, _age(q.lag_ms), q.missed or None)
+        (q.topic, q.broker, q.queue, q.committed, q.first, q.end, q.lag, duration(q.lag_ms), q.missed or None)
         for q in queues
     ]
     headers = ("TOPIC", "BROKER", "QUEUE", "COMMITTED", "MIN OFFSET", "MAX OFFSET", "LAG", "AGE", "MISSED")
     behind = f"{name} is {totals['lag']:,} messages behind"
     if totals["lag"]:
-        behind += f", the oldest is {_age(totals['lagMs'])} old"
+        behind += f", the oldest is {duration(totals['lagMs'])} old"
     given.out.result(document, f"{behind}; {_activity_text(activity)}", Table(headers, rows))
+
+
+@app.command("members")
+def members(
+    ctx: typer.Context,
+    *,
+    name: NameArgument,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Show a group's live consumers and what each subscribes to; they should subscribe alike."""
+    from rmq_spark.client.admin import Admin
+
+    given = common(ctx, store, json, conf)
+    with given.open(read_only=True) as opened:
+        found = Admin(opened).members(name)
+    live = [
+        {"member": member, "seenAt": one.at_ms, "goneAt": one.until_ms, "subscriptions": dict(one.subscriptions)}
+        for member, one in found.members.items()
+    ]
+    document = {"group": name, "differing": list(found.differing), "members": live}
+    rows = [
+        (member, moment(one.at_ms), topic, expression)
+        for member, one in found.members.items()
+        for topic, expression in one.subscriptions or [("", "")]
+    ]
+    lines = [f"{name} has {len(live)} live consumers"]
+    if found.differing:
+        lines.append(
+            f"warning: they subscribe differently to {', '.join(found.differing)}, so messages go to consumers that do "
+            "not want them; subscribe alike"
+        )
+    given.out.result(document, *lines, Table(("MEMBER", "SEEN", "TOPIC", "SUBSCRIPTION"), rows))
+
+
+@app.command("update")
+def update(
+    ctx: typer.Context,
+    *,
+    name: NameArgument,
+    retry_max: Annotated[
+        int | None, typer.Option("--retry-max", metavar="N", min=0, help="How often a message is retried.")
+    ] = None,
+    consume: Annotated[
+        bool | None, typer.Option("--consume/--no-consume", help="Whether its consumers get messages.")
+    ] = None,
+    orderly: Annotated[
+        bool | None, typer.Option("--orderly/--no-orderly", help="Whether POP consumers receive in order (FIFO).")
+    ] = None,
+    retry_policy: Annotated[
+        str | None, typer.Option("--retry-policy", metavar="NAME", help="CUSTOMIZED or EXPONENTIAL.")
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    conf: ConfOption = None,
+) -> None:
+    """Create a group or change its settings, and show them."""
+    from rmq_spark.client.admin import Admin
+
+    given = common(ctx, store, json, conf)
+    with given.open(read_only=False) as opened:
+        found = Admin(opened).update_group(
+            name, retry_max_times=retry_max, consume_enabled=consume, orderly=orderly, retry_policy=retry_policy
+        )
+    document = {"group": name, **_settings(found)}
+    columns = {
+        "GROUP": "group",
+        "RETRIES": "retryMaxTimes",
+        "CONSUME": "consumeEnable",
+        "ORDERLY": "consumeMessageOrderly",
+        "RETRY POLICY": "groupRetryPolicy",
+    }
+    given.out.result(document, table_of([document], columns))
 
 
 @app.command("reset")
@@ -117,7 +190,8 @@ def reset(
     conf: ConfOption = None,
 ) -> None:
     """Set a group's offsets elsewhere; its consumers must have stopped."""
-    from rmq_spark.client.offsets import GroupOffsets, OffsetsOf
+    from rmq_spark.client.admin import Admin
+    from rmq_spark.client.offsets import OffsetsOf
 
     given = common(ctx, store, json, conf)
     wanted = {
@@ -136,11 +210,11 @@ def reset(
             # A time before 1970 is before every message; below zero it would mean `latest`, as in RocketMQ's protocol.
             target = max(0, parse_time(to_time, "--to-time", opened.clock.now_ms()))
         elif to_offsets is not None:
-            target = _parse_offsets(to_offsets, opened)
+            target = parse_offsets(to_offsets, opened)
         elif clone is not None:
             target = OffsetsOf(clone)
-        changes = GroupOffsets(opened).reset(name, topic, to=target, dry_run=dry_run, force=force)
-    given.out.result(*_reset_result(name, changes, dry_run))
+        changes = Admin(opened).offsets.reset(name, topic, to=target, dry_run=dry_run, force=force)
+    given.out.result(*reset_result(name, changes, dry_run))
 
 
 @app.command("delete")
@@ -154,76 +228,12 @@ def delete(
     conf: ConfOption = None,
 ) -> None:
     """Forget a group: its offsets and its settings; its consumers must have stopped."""
-    from rmq_spark.client.offsets import GroupOffsets
+    from rmq_spark.client.admin import Admin
 
     given = common(ctx, store, json, conf)
     with given.open(read_only=False) as opened:
-        GroupOffsets(opened).delete(name, force=force)
+        Admin(opened).offsets.delete(name, force=force)
     given.out.result({"group": name, "deleted": True}, f"deleted group {name}")
-
-
-def _reset_result(name: str, changes: list[OffsetChange], dry_run: bool) -> tuple[dict[str, Any], str, Table]:
-    queues: list[dict[str, Any]] = [
-        {
-            "topic": change.topic,
-            "brokerName": change.broker,
-            "queueId": change.queue,
-            "before": change.before,
-            "after": change.after,
-            "redelivered": change.redelivered,
-            "skipped": change.skipped,
-        }
-        for change in changes
-    ]
-    again, skipped = sum(change.redelivered for change in changes), sum(change.skipped for change in changes)
-    document = {"group": name, "dryRun": dry_run, "redelivered": again, "skipped": skipped, "queues": queues}
-    moved = sum(change.changed for change in changes)
-    verb = "would set" if dry_run else "set"
-    text = f"{verb} {name} on {moved} of {len(changes)} queues: {again:,} messages again, {skipped:,} skipped"
-    headers = ("TOPIC", "BROKER", "QUEUE", "BEFORE", "AFTER", "AGAIN", "SKIPPED")
-    return document, text, Table(headers, [tuple(queue.values()) for queue in queues])
-
-
-def _parse_offsets(text: str, store: Store) -> dict[QueueKey, int]:
-    """Offsets as RocketMQ's Spark connector writes them; a topic on one broker may leave the broker out."""
-    problem = '--to-offsets takes {"TOPIC": {"BROKER": {"QUEUE": OFFSET}}}'
-    try:
-        topics = json_.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(problem, reason=str(error)) from error
-    found: dict[QueueKey, int] = {}
-    for topic, brokers in _object(topics, problem).items():
-        places = _object(brokers, problem)
-        if places and all(isinstance(value, int) for value in places.values()):
-            known = sorted(store.topic(topic).queues)
-            if len(known) != 1:
-                raise InvalidRequestError("name the broker: the topic is on several", topic=topic, brokers=known)
-            places = {known[0]: places}
-        for broker, queues in places.items():
-            for queue, offset in _object(queues, problem).items():
-                if not (queue.isascii() and queue.isdigit() and len(queue) <= 5):
-                    raise NotFoundError("no such queue", topic=topic, broker=broker, queue=queue)
-                if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
-                    raise InvalidRequestError(problem, topic=topic, broker=broker, queue=queue, offset=offset)
-                if (topic, broker, int(queue)) in found:
-                    raise InvalidRequestError("a queue is named twice", topic=topic, broker=broker, queue=queue)
-                found[topic, broker, int(queue)] = offset
-    if not found:
-        raise InvalidRequestError("--to-offsets names no queue", value=text)
-    return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; one that has a name twice is refused, for nobody can say which of its values was meant."""
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError(f"a name stands twice: {sorted(name for name, _ in pairs)}")
-    return dict(pairs)
-
-
-def _object(value: Any, problem: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidRequestError(problem, value=value)
-    return value
 
 
 def _totals(queues: list[QueueLag]) -> dict[str, int]:
@@ -231,6 +241,15 @@ def _totals(queues: list[QueueLag]) -> dict[str, int]:
         "lag": sum(queue.lag for queue in queues),
         "lagMs": max((queue.lag_ms for queue in queues), default=0),
         "missed": sum(queue.missed for queue in queues),
+    }
+
+
+def _settings(found: GroupSettings) -> dict[str, Any]:
+    return {
+        "retryMaxTimes": found.retry_max_times,
+        "consumeEnable": found.consume_enabled,
+        "consumeMessageOrderly": found.orderly,
+        "groupRetryPolicy": str(found.retry_policy),
     }
 
 
@@ -264,20 +283,3 @@ def _lag_document(queue: QueueLag) -> dict[str, Any]:
         "missed": queue.missed,
         "updatedAt": queue.updated_ms,
     }
-
-
-def _age(ms: int) -> str | None:
-    """A duration in its two largest units; None for none."""
-    if not ms:
-        return None
-    seconds, rest = divmod(ms, 1000)
-    if seconds < 60:
-        return f"{seconds}.{rest:03d} s"
-    for size, name, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            return f"{seconds // size} {name} {seconds % size // below} {smaller}"
-    raise AssertionError("unreachable: a minute or more")
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

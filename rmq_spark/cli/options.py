@@ -69,7 +69,10 @@ class Common:
 
         settings, options = load_conf(self.conf)
         changed = {name: value for name, value in changed.items() if value is not None}
-        return Store.open(self.uri, settings=replace(settings, **changed), options=options, read_only=read_only)
+        # A command ends soon, and does what it was told to: whoever stays runs the services.
+        return Store.open(
+            self.uri, settings=replace(settings, **changed), options=options, read_only=read_only, services="off"
+        )
 
     def create(self) -> Store:
         """Create the store and open it.
@@ -80,7 +83,7 @@ class Common:
         from rmq_spark.client.store import Store
 
         settings, options = load_conf(self.conf)
-        return Store.create(self.uri, settings=settings, options=options)
+        return Store.create(self.uri, settings=settings, options=options, services="off")
 
 
 def common(ctx: typer.Context, store: str | None, json: bool, conf: Path | None) -> Common:
@@ -89,6 +92,11 @@ def common(ctx: typer.Context, store: str | None, json: bool, conf: Path | None)
     merged = Common(store=store or before.store, json=json or before.json, conf=conf or before.conf)
     ctx.obj = merged
     return merged
+
+
+def yes_or_no(value: bool) -> str:
+    """As tables show it."""
+    return "yes" if value else "no"
 
 
 def checked_text(value: str, what: str) -> str:

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TextIO
@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO
 from rmq_spark.errors import UnavailableError
 from rmq_spark.model.times import format_ms
 
-Cell = str | int | None
+Cell = str | int | float | None
 Advance = Callable[[int, int | None], None]
 """Called with how much is done, and how much there is (None: nobody knows)."""
 
@@ -48,7 +48,23 @@ class Table:
 
     def numeric(self) -> list[bool]:
         """Per column: whether it holds numbers."""
-        return [any(isinstance(row[at], int) for row in self.rows) for at in range(len(self.headers))]
+        return [any(isinstance(row[at], int | float) for row in self.rows) for at in range(len(self.headers))]
+
+
+def table_of(documents: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
+    """A table of documents: header -> field. Times and yes or no are shown as such."""
+    rows = [[_cell(document[field], field) for field in columns.values()] for document in documents]
+    return Table(tuple(columns), rows)
+
+
+def _cell(value: Any, field: str) -> Cell:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and field.endswith(("Timestamp", "At", "Until")):
+        return format_ms(value)
+    if isinstance(value, list | tuple | dict):
+        return ", ".join(map(str, value)) or None
+    return value if value is None or isinstance(value, int | float) else str(value)
 
 
 class Output:
@@ -87,6 +103,11 @@ class Output:
             UnavailableError: stdout cannot be written (a full disk, say).
         """
         _write("".join(f"{line}\n" for line in lines))
+
+    def clear(self) -> None:
+        """Empty the screen, if stdout is one."""
+        if _is_terminal(sys.stdout):
+            _write("\x1b[H\x1b[2J")
 
     def note(self, text: str) -> None:
         """Tell somebody who sits before a terminal; a script never sees it."""
@@ -140,6 +161,19 @@ def printable(text: str) -> str:
 def moment(ms: int | None) -> str | None:
     """A time as tables show it; None for none."""
     return None if ms is None else format_ms(ms)
+
+
+def duration(ms: int) -> str | None:
+    """A duration in its two largest units; None for none."""
+    if not ms:
+        return None
+    seconds, rest = divmod(ms, 1000)
+    if seconds < 60:
+        return f"{seconds}.{rest:03d} s"
+    for size, name, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            return f"{seconds // size} {name} {seconds % size // below} {smaller}"
+    raise AssertionError("unreachable: a minute or more")
 
 
 def to_json(value: object) -> str:
@@ -223,7 +257,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 def _shown(cell: Cell) -> str:
     if cell is None:
         return "-"
-    return f"{cell:,}" if isinstance(cell, int) else printable(cell)
+    return f"{cell:,}" if isinstance(cell, int | float) else printable(cell)
 
 
 def _aligned(table: Table) -> Iterator[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rmq_spark.cli import logs
+from rmq_spark.cli.message_fields import body_field
 from rmq_spark.cli.options import (
     INT64_MAX,
     BrokersOption,
@@ -233,18 +233,11 @@ def _json_object(names: tuple[str, ...], row: tuple[Any, ...]) -> dict[str, Any]
     found = {}
     for name, value in zip(names, row, strict=True):
         if name == "body":
-            field, found_value = _body(value)
+            field, found_value = body_field(value)
             found[field] = found_value
         else:
             found[name] = value
     return found
-
-
-def _body(body: bytes) -> tuple[str, str]:
-    try:
-        return "body", body.decode()
-    except UnicodeDecodeError:
-        return "bodyBase64", base64.b64encode(body).decode()
 
 
 def _text(name: str, value: Any) -> str:
@@ -255,6 +248,6 @@ def _text(name: str, value: Any) -> str:
     if name == "properties":
         return printable(to_json(value))
     if name == "body":
-        field, text = _body(value)
+        field, text = body_field(value)
         return printable(text) if field == "body" else f"base64:{text}"
     return printable(str(value))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmq_spark.cli.options import BrokersOption, ConfOption, JsonOption, StoreOption, common
-from rmq_spark.cli.output import Table
-from rmq_spark.model.times import format_ms
+from rmq_spark.cli.output import Table, table_of
 
 if TYPE_CHECKING:
     from rmq_spark.tables.engine import TableStatus
@@ -72,23 +71,21 @@ def status(
     given = common(ctx, store, json, conf)
     with given.open(read_only=True) as opened:
         found = engine.status(opened, tables=table)
-    headers = ("TABLE", "LOG", "MARK", "LOG END", "BEHIND", "ROWS", "FILES", "BYTES", "VERSION", "WRITTEN BY")
-    rows = [
-        (
-            one.table,
-            one.broker,
-            one.mark,
-            one.log_end,
-            one.behind,
-            one.rows,
-            one.files,
-            one.bytes,
-            one.version,
-            None if one.lease is None else f"{one.lease.holder} until {format_ms(one.lease.until_ms)}",
-        )
-        for one in found
-    ]
-    given.out.result([_document(one) for one in found], Table(headers, rows))
+    document = [_document(one) for one in found]
+    columns = {
+        "TABLE": "table",
+        "LOG": "log",
+        "MARK": "mark",
+        "LOG END": "logEnd",
+        "BEHIND": "behind",
+        "ROWS": "rows",
+        "FILES": "files",
+        "BYTES": "bytes",
+        "VERSION": "version",
+        "WRITTEN BY": "holder",
+        "UNTIL": "heldUntil",
+    }
+    given.out.result(document, table_of(document, columns))
 
 
 @app.command("drop")

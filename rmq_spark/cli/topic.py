@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rmq_spark.cli.consent import require_consent
 from rmq_spark.cli.options import ConfOption, DryRunOption, JsonOption, StoreOption, YesOption, common
-from rmq_spark.cli.output import Table, moment
+from rmq_spark.cli.output import Table, table_of
+
+if TYPE_CHECKING:
+    from rmq_spark.client.store import Topic
 
 app = typer.Typer(help="Create, list, show, update and delete topics.", rich_markup_mode=None)
 
@@ -30,27 +32,69 @@ def topic(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
     common(ctx, store, json, conf)
 
 
+QueuesOption = Annotated[int | None, typer.Option("--queues", metavar="N", help="Queues on each broker.")]
+WriteQueuesOption = Annotated[
+    int | None, typer.Option("--write-queues", metavar="N", help="Those of them that producers write.")
+]
+ReadQueuesOption = Annotated[
+    int | None, typer.Option("--read-queues", metavar="N", help="Those that consumers read; never fewer.")
+]
+PermOption = Annotated[int | None, typer.Option("--perm", metavar="N", help="4: read, 2: write, 6: both.")]
+TypeOption = Annotated[
+    str | None,
+    typer.Option("--type", metavar="TYPE", help="Only NORMAL, FIFO, DELAY, TRANSACTION or PRIORITY messages."),
+]
+BacklogOption = Annotated[
+    int | None,
+    typer.Option("--backlog-max", metavar="N", help="Refuse sends while a group is so far behind; 0: never."),
+]
+BrokerOption = Annotated[
+    list[str] | None, typer.Option("--broker", metavar="NAME", help="A broker to put it on; may be repeated.")
+]
+
+
 @app.command("create")
 def create(
     ctx: typer.Context,
     *,
     name: NameArgument,
-    queues: Annotated[int, typer.Option("--queues", metavar="N", help="Queues on each broker.")] = 8,
-    broker: Annotated[
-        list[str] | None, typer.Option("--broker", metavar="NAME", help="A broker to put it on; may be repeated.")
-    ] = None,
+    queues: QueuesOption = None,
+    read_queues: ReadQueuesOption = None,
+    write_queues: WriteQueuesOption = None,
+    perm: PermOption = None,
+    message_type: TypeOption = None,
+    backlog_max: BacklogOption = None,
+    broker: BrokerOption = None,
+    change: Annotated[bool, typer.Option("--update", help="If there is one, change it.")] = False,
     store: StoreOption = None,
     json: JsonOption = False,
     conf: ConfOption = None,
 ) -> None:
-    """Create a topic; the same again is no error."""
-    from rmq_spark.client.store import DEFAULT_BROKER
+    """Create a topic with 8 queues, or as many as are asked for; the same again is no error."""
+    from rmq_spark.client.admin import Admin
+    from rmq_spark.client.store import DEFAULT_BROKER, DEFAULT_QUEUES
 
     given = common(ctx, store, json, conf)
+    wanted: dict[str, Any] = {
+        "permission": perm,
+        "message_type": None if message_type is None else message_type.upper(),
+        "backlog_max": backlog_max,
+        "write_queues": write_queues,
+    }
     with given.open(read_only=False) as opened:
-        made = opened.create_topic(name, queues=queues, brokers=tuple(broker or (DEFAULT_BROKER,)))
-    document = {"topic": made.name, "queues": dict(made.queues)}
-    given.out.result(document, f"topic {made.name} has {_queues_text(made.queues)}")
+        admin = Admin(opened)
+        read = read_queues or queues
+        if change and opened.find_topic(name) is not None:
+            wanted["write_queues"] = write_queues or queues
+            made = admin.update_topic(name, read_queues=read, brokers=broker or (), **wanted)
+        elif any(value is not None for value in wanted.values()):
+            wanted["message_type"] = wanted["message_type"] or "UNSPECIFIED"
+            made = admin.create_topic(
+                name, queues=read or DEFAULT_QUEUES, brokers=broker or (DEFAULT_BROKER,), **wanted
+            )
+        else:
+            made = opened.create_topic(name, queues=read or DEFAULT_QUEUES, brokers=tuple(broker or (DEFAULT_BROKER,)))
+    given.out.result(_document(made), f"topic {made.name} has {_queues_text(made)}")
 
 
 @app.command("list")
@@ -64,24 +108,23 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
         sizes = topic_sizes(opened, topics)
     document: list[dict[str, Any]] = [
         {
-            "topic": topic.name,
-            "queues": dict(topic.queues),
+            **_document(topic),
             "messages": sizes[topic.name].messages,
             "lastTimestamp": sizes[topic.name].last_ms,
         }
         for topic in topics
     ]
-    rows = [
-        (
-            entry["topic"],
-            sum(entry["queues"].values()),
-            entry["messages"],
-            moment(entry["lastTimestamp"]),
-            ", ".join(sorted(entry["queues"])),
-        )
-        for entry in document
-    ]
-    given.out.result(document, Table(("TOPIC", "QUEUES", "MESSAGES", "LAST STORED", "BROKERS"), rows))
+    shown = [{**each, "total": sum(each["queues"].values())} for each in document]
+    columns = {
+        "TOPIC": "topic",
+        "QUEUES": "total",
+        "MESSAGES": "messages",
+        "LAST STORED": "lastTimestamp",
+        "TYPE": "messageType",
+        "PERM": "perm",
+        "BROKERS": "queues",
+    }
+    given.out.result(document, table_of(shown, columns))
 
 
 @app.command("update")
@@ -89,17 +132,33 @@ def update(
     ctx: typer.Context,
     *,
     name: NameArgument,
-    queues: Annotated[int, typer.Option("--queues", metavar="N", help="Queues on each of its brokers; not fewer.")],
+    queues: QueuesOption = None,
+    read_queues: ReadQueuesOption = None,
+    write_queues: WriteQueuesOption = None,
+    perm: PermOption = None,
+    message_type: TypeOption = None,
+    backlog_max: BacklogOption = None,
+    broker: BrokerOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
     conf: ConfOption = None,
 ) -> None:
-    """Give a topic more queues; sharding keys map to other queues from then on."""
+    """Change a topic: its queues, permissions, type, limit, or put it on more brokers."""
+    from rmq_spark.client.admin import Admin
+
     given = common(ctx, store, json, conf)
     with given.open(read_only=False) as opened:
-        changed = opened.update_topic(name, queues=queues)
-    document = {"topic": changed.name, "queues": dict(changed.queues)}
-    given.out.result(document, f"topic {changed.name} has {_queues_text(changed.queues)}")
+        changed = Admin(opened).update_topic(
+            name,
+            queues=queues,
+            read_queues=read_queues,
+            write_queues=write_queues,
+            permission=perm,
+            message_type=None if message_type is None else message_type.upper(),
+            backlog_max=backlog_max,
+            brokers=broker or (),
+        )
+    given.out.result(_document(changed), f"topic {changed.name} has {_queues_text(changed)}")
 
 
 @app.command("show")
@@ -135,11 +194,11 @@ def spans(
     conf: ConfOption = None,
 ) -> None:
     """Show which time span each queue of a topic still holds."""
-    from rmq_spark.client.time_search import QueueTimes
+    from rmq_spark.client.admin import Admin
 
     given = common(ctx, store, json, conf)
     with given.open(read_only=True) as opened:
-        found = QueueTimes(opened).spans(name)
+        found = Admin(opened).spans(name)
     queues = [
         {
             "brokerName": span.broker,
@@ -151,19 +210,15 @@ def spans(
         }
         for span in found
     ]
-    rows = [
-        (
-            span.broker,
-            span.queue,
-            span.first,
-            span.end,
-            moment(span.first_ms),
-            moment(span.last_ms),
-        )
-        for span in found
-    ]
-    headers = ("BROKER", "QUEUE", "MIN OFFSET", "MAX OFFSET", "FIRST STORED", "LAST STORED")
-    given.out.result({"topic": name, "queues": queues}, Table(headers, rows))
+    columns = {
+        "BROKER": "brokerName",
+        "QUEUE": "queueId",
+        "MIN OFFSET": "minOffset",
+        "MAX OFFSET": "maxOffset",
+        "FIRST STORED": "firstTimestamp",
+        "LAST STORED": "lastTimestamp",
+    }
+    given.out.result({"topic": name, "queues": queues}, table_of(queues, columns))
 
 
 @app.command("delete")
@@ -179,17 +234,33 @@ def delete(
 ) -> None:
     """Delete a topic and hide its messages for good; retention frees their room."""
     from rmq_spark.cli.sizes import messages_of
+    from rmq_spark.client.admin import Admin
 
     given = common(ctx, store, json, conf)
     with given.open(read_only=dry_run) as opened:
         messages = messages_of(opened, opened.topic(name))
         if not dry_run:
             require_consent(yes, f"Delete topic {name} and its {messages:,} messages, for good?")
-            opened.delete_topic(name)
+            Admin(opened).delete_topic(name)
     document = {"topic": name, "deleted": not dry_run, "messages": messages}
     verb = "would delete" if dry_run else "deleted"
     given.out.result(document, f"{verb} topic {name} with {messages:,} messages")
 
 
-def _queues_text(queues: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} queues on {broker}" for broker, count in sorted(queues.items()))
+def _document(topic: Topic) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "queues": dict(topic.queues),
+        "writeQueues": dict(topic.write_queues),
+        "perm": topic.permission,
+        "messageType": str(topic.message_type),
+        "backlogMax": topic.backlog_max,
+    }
+
+
+def _queues_text(topic: Topic) -> str:
+    texts = []
+    for broker, count in sorted(topic.queues.items()):
+        written = topic.write_queues.get(broker, 0)
+        texts.append(f"{count} queues on {broker}" + (f", {written} of them written" if written != count else ""))
+    return ", ".join(texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
 from rmq_spark.cli.output import Table
 from rmq_spark.errors import NotFoundError
 from rmq_spark.model.times import format_ms
+from rmq_spark.rules.trace_record import TraceRecord, TraceType
 
 
 def trace(
@@ -20,15 +22,22 @@ def trace(
     json: JsonOption = False,
     conf: ConfOption = None,
 ) -> None:
-    """Show every copy of a message in every topic, oldest first, and which groups have consumed it."""
+    """Show every copy of a message in every topic, oldest first, and which groups have consumed it.
+
+    Then what producers and consumers with `trace=True` have said about it.
+    """
+    from rmq_spark.query.messages import MessageQuery
+    from rmq_spark.query.trace import client_traces
     from rmq_spark.query.trace import trace as trace_message
 
     given = common(ctx, store, json, conf)
     with given.open(read_only=True) as opened:
-        steps = trace_message(opened, msg_id)
-    if not steps:
+        query = MessageQuery(opened)
+        steps = trace_message(opened, msg_id, query=query)
+        traces = client_traces(opened, msg_id, query=query)
+    if not steps and not traces:
         raise NotFoundError("no message has this id", id=msg_id)
-    document = [
+    document: list[dict[str, object]] = [
         {
             "stage": step.stage,
             "topic": step.topic,
@@ -42,10 +51,22 @@ def trace(
             "group": step.group,
             "consumedBy": list(step.consumed_by),
             "waitedForBy": list(step.waited_for_by),
+            "heldBy": list(step.held_by),
         }
         for step in steps
     ]
-    headers = ("TIME", "STAGE", "TOPIC", "BROKER", "QUEUE", "OFFSET", "TRIES", "CONSUMED BY", "WAITED FOR BY")
+    headers = (
+        "TIME",
+        "STAGE",
+        "TOPIC",
+        "BROKER",
+        "QUEUE",
+        "OFFSET",
+        "TRIES",
+        "CONSUMED BY",
+        "WAITED FOR BY",
+        "HELD BY",
+    )
     rows = [
         (
             format_ms(step.store_ms),
@@ -57,7 +78,36 @@ def trace(
             step.reconsume_times,
             ", ".join(step.consumed_by) or None,
             ", ".join(step.waited_for_by) or None,
+            ", ".join(step.held_by) or None,
         )
         for step in steps
     ]
-    given.out.result(document, Table(headers, rows))
+    document += [_client_record(record) for record in traces]
+    given.out.result(document, Table(headers, rows), *([_client_table(traces)] if traces else []))
+
+
+def _client_record(record: TraceRecord) -> dict[str, object]:
+    return {
+        "stage": str(record.type),
+        "timestamp": record.ms,
+        "group": record.group,
+        "topic": record.topic or None,
+        "success": record.success,
+        "costMs": record.cost_ms,
+        "reconsumeTimes": record.retry_times,
+        "requestId": record.request_id or None,
+    }
+
+
+def _client_table(records: Sequence[TraceRecord]) -> Table:
+    rows = [
+        (
+            format_ms(record.ms),
+            str(record.type),
+            record.group,
+            None if record.type is TraceType.SUB_BEFORE else "ok" if record.success else "failed",
+            None if record.type is TraceType.SUB_BEFORE else record.cost_ms,
+        )
+        for record in records
+    ]
+    return Table(("TIME", "CLIENT", "GROUP", "RESULT", "COST MS"), rows)

@@ -43,6 +43,38 @@ def read_halves(log: CommitLog, transaction: OpenTransaction) -> list[StoredMess
     return messages
 
 
+def shown_half(half: StoredMessage) -> StoredMessage:
+    """A half message as its producer knows it: with the topic that it was sent to, and a plain body."""
+    return decompressed(replace(half, topic=half.properties[names.REAL_TOPIC]))
+
+
+def settle(log: CommitLog, tx_id: str, outcome: TransactionState, halves: list[StoredMessage]) -> None:
+    """Commit a transaction whose half messages are `halves`, or roll it back.
+
+    Raises:
+        PreconditionFailedError: it is not open any more, or has other messages.
+        RmqError: as `CommitLog.decide`.
+    """
+    now = log.clock.now_ms()
+    rows = [rules.real_row(half.to_row(), now) for half in halves]
+    log.decide(rules.settle(tx_id, outcome, len(halves), rows))
+
+
+def settle_by_id(log: CommitLog, tx_id: str, outcome: TransactionState) -> list[StoredMessage]:
+    """Commit or roll back an open transaction that somebody else began; returns its half messages.
+
+    Raises:
+        PreconditionFailedError: it is not open any more, or never was.
+        RmqError: as `CommitLog.decide`.
+    """
+    known = log.look(lambda view: view.state.fold(Transactions).open.get(tx_id))
+    if known is None:
+        raise PreconditionFailedError("there is no open transaction with this id", transaction=tx_id)
+    halves = read_halves(log, known)
+    settle(log, tx_id, outcome, halves)
+    return halves
+
+
 class CheckAnswers:
     """Answers the questions about the transactions of one group."""
 
@@ -92,15 +124,12 @@ class CheckAnswers:
         state = self._ask(halves[0])
         if state is TransactionState.UNKNOWN:
             return 0  # the next question comes by itself (rule 18)
-        now = self._store.clock.now_ms()
-        rows = [rules.real_row(half.to_row(), now) for half in halves]
-        log.decide(rules.settle(tx_id, state, len(halves), rows))
+        settle(log, tx_id, state, halves)
         return 1
 
     def _ask(self, half: StoredMessage) -> TransactionState:
-        seen = decompressed(replace(half, topic=half.properties[names.REAL_TOPIC]))
         try:
-            return TransactionState(self._checker(seen))
+            return TransactionState(self._checker(shown_half(half)))
         except Exception:  # noqa: BLE001 - the user's function: whatever it raises means that it does not know
             _log.exception("the checker failed on message %s; it is asked again later", half.msg_id)
             return TransactionState.UNKNOWN

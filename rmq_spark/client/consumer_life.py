@@ -12,7 +12,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from rmq_spark.client.observer import Observer
 from rmq_spark.client.store import Store
+from rmq_spark.client.trace_writer import TraceWriter
 from rmq_spark.errors import ClosedError, RmqError
 from rmq_spark.model import names
 from rmq_spark.model.message_id import own_address
@@ -26,17 +28,20 @@ class ConsumerLife(ABC):
     Args:
         store: an open store.
         group: the consumer group.
+        room: the machine room that the consumer is in, for strategies that go by it; its id begins with it.
+        trace: whether it writes message traces.
 
     Raises (on making):
         InvalidRequestError: an illegal name.
     """
 
-    def __init__(self, store: Store, group: str) -> None:
+    def __init__(self, store: Store, group: str, *, trace: bool, room: str = "") -> None:
         self._store = store
         self._clock = store.clock
         self._group = names.check_group(group)
         self._pid = os.getpid()
-        self._client_id = f"{own_address()}@{self._pid}#{store.clock.token()[-12:]}"
+        self._client_id = f"{room}{'@' if room else ''}{own_address()}@{self._pid}#{store.clock.token()[-12:]}"
+        self._traces = (TraceWriter(store),) if trace else ()
         self._ended = threading.Event()
         self._at_exit: Callable[[], None] | None = None
 
@@ -59,6 +64,13 @@ class ConsumerLife(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _observers(self) -> tuple[Observer, ...]:
+        return (*self._traces, *self._store.observers)
+
+    def _close_traces(self) -> None:
+        for each in self._traces:
+            each.close()
 
     @property
     def _is_forked(self) -> bool:

@@ -24,11 +24,12 @@ from rmq_spark.log.view import LogView
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.rules import members, queue_lease, system_topics
 from rmq_spark.rules.assignment import Strategy
+from rmq_spark.rules.group_config import settings_of
 from rmq_spark.rules.members import GroupMembers
 from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.rules.queue_lease import Progress, Queue, QueueLeases
 from rmq_spark.rules.start_offset import ConsumeFrom, QueueEnds, start_offset
-from rmq_spark.rules.topics import TopicConfigs
+from rmq_spark.rules.topics import GroupConfigs, TopicConfigs, may_read
 
 UNKNOWN_TRIES: Final = 3
 """How often a decision whose outcome is not known is asked for again; it lands once."""
@@ -91,6 +92,7 @@ class GroupQueues:
         self._retries = retries
         self._times = QueueTimes(store)
         self._differing: tuple[str, ...] = ()
+        self._dead_letters: set[str] = set()
 
     def log(self, broker: str) -> CommitLog:
         """A broker's log with what is needed here."""
@@ -164,7 +166,10 @@ class GroupQueues:
 
         def look(view: LogView) -> tuple[dict[str, dict[str, int]], list[str], int]:
             configs = view.state.fold(TopicConfigs).configs
-            queues = {topic: dict(configs[topic]["queues"]) for topic in wanted if topic in configs}
+            found = [configs[topic] for topic in wanted if topic in configs]
+            queues = {config["topic"]: dict(config["queues"]) for config in found if may_read(config)}
+            if not settings_of(view.state.fold(GroupConfigs).configs.get(self._group, {})).consume_enabled:
+                queues = {}
             live = view.state.fold(GroupMembers).live(self._group, max(now, view.state.store_ms))
             return queues, list(live), view.state.offset
 
@@ -258,6 +263,16 @@ class GroupQueues:
         rule = queue_lease.commit(self._group, self._member, by_broker(progress)[broker], rows=rows)
         decided = decide_surely(self.log(broker), rule)
         return _on(broker, decided.answer), decided.result
+
+    def ensure_dead_letters(self, broker: str) -> None:
+        """Make sure that the group's dead-letter topic is there for consumers, with one queue on the broker.
+
+        Raises:
+            RmqError: as `CommitLog.decide`.
+        """
+        if broker not in self._dead_letters:
+            self._store.ensure_queues(system_topics.dlq_topic(self._group), broker)
+            self._dead_letters.add(broker)
 
     def append(self, queue: MessageQueue, epoch: int, rows: MessageBatch) -> bool:
         """Append messages to the queue's broker if its lease is held; returns whether it is.

@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from rmq_spark.client.consume_result import ConsumeResult
+from rmq_spark.client.consume_result import ConsumeOutcome
 from rmq_spark.client.group_queues import GroupQueues
+from rmq_spark.client.task_queue import PriorityTasks, Tasks
 from rmq_spark.clock import Clock
 from rmq_spark.errors import RmqError
 from rmq_spark.model.stored_message import ReceivedMessage
@@ -21,7 +22,7 @@ from rmq_spark.model.stored_message import ReceivedMessage
 AGAIN_MS: Final = 500
 """How soon a step that failed is tried again."""
 
-Listener = Callable[[Sequence[ReceivedMessage]], ConsumeResult]
+Listener = Callable[[Sequence[ReceivedMessage]], ConsumeOutcome]
 """Consumes a batch; it does not raise."""
 Task = TypeVar("Task")
 
@@ -48,6 +49,7 @@ class ListenerEngine(ABC, Generic[Task]):
         expressions: what it subscribes, by topic.
         heartbeat_ms: how often it says that it is there.
         steps: names of what `tick` does now and then.
+        priority_of: listeners get tasks of a higher priority first; None: as they were read.
     """
 
     def __init__(
@@ -58,12 +60,13 @@ class ListenerEngine(ABC, Generic[Task]):
         expressions: Mapping[str, str],
         heartbeat_ms: int,
         steps: Sequence[str],
+        priority_of: Callable[[Task], int] | None = None,
     ) -> None:
         self._clock = clock
         self._groups = groups
         self._expressions = dict(expressions)
         self._heartbeat_ms = heartbeat_ms
-        self._tasks: queues_of_tasks.SimpleQueue[Task | None] = queues_of_tasks.SimpleQueue()
+        self._tasks: Tasks[Task] = queues_of_tasks.SimpleQueue() if priority_of is None else PriorityTasks(priority_of)
         self._due = dict.fromkeys(steps, 0)
         self._ticking = threading.Lock()
         self._fetching: dict[str, threading.Lock] = {}

@@ -13,6 +13,7 @@ import pyarrow as pa
 from rmq_spark.client.consumer_life import ConsumerLife
 from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, ConsumerSettings, start_of
 from rmq_spark.client.group_queues import GroupQueues
+from rmq_spark.client.observer import polled, tell_rows
 from rmq_spark.client.producer import Producer
 from rmq_spark.client.pull_queues import Cursor, PullQueues
 from rmq_spark.client.pull_transaction import PullTransaction
@@ -24,7 +25,7 @@ from rmq_spark.log import schema
 from rmq_spark.model import times
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.model.stored_message import ReceivedMessage
-from rmq_spark.rules.assignment import Strategy, strategy_of
+from rmq_spark.rules.assignment import Strategy, own_room, strategy_of
 
 POLL_MESSAGES: Final = 256
 """Messages that one `poll` returns at most, unless it is told otherwise."""
@@ -51,8 +52,9 @@ class LitePullConsumer(ConsumerLife):
         group: the consumer group.
         consume_from: where the group starts in queues that it has no offset of: `latest`, `earliest`, or a time.
         auto_commit: whether polls commit what earlier polls returned.
-        strategy: how queues are shared: `AVG`, `AVG_BY_CIRCLE`, `CONSISTENT_HASH`, or one of `rules/assignment.py`.
+        strategy: how queues are shared: as for `PushConsumer`.
         settings: times.
+        trace: write a trace of every poll's messages to RMQ_SYS_TRACE_TOPIC, in the background; `poll_table` has none.
 
     Raises (on making):
         InvalidRequestError: an illegal name, time or strategy.
@@ -67,8 +69,9 @@ class LitePullConsumer(ConsumerLife):
         auto_commit: bool = True,
         strategy: str | Strategy = "AVG",
         settings: ConsumerSettings = DEFAULT,
+        trace: bool = False,
     ) -> None:
-        super().__init__(store, group)
+        super().__init__(store, group, trace=trace, room=own_room(strategy))
         self._auto_commit = auto_commit
         self._settings = settings
         groups = GroupQueues(
@@ -85,6 +88,7 @@ class LitePullConsumer(ConsumerLife):
         self._commit_due = 0
         self._thread: threading.Thread | None = None
         self._producer: Producer | None = None
+        store.start_services()
 
     # ------------------------------------------------------------ queues
 
@@ -206,6 +210,7 @@ class LitePullConsumer(ConsumerLife):
         found: list[ReceivedMessage] = []
         for queue, rows in self._poll(timeout, max_messages):
             found += received_messages(rows, queue.topic)
+        polled(self._observers(), self._clock, self._group, found)
         return found
 
     def poll_table(self, timeout: timedelta | float = 5.0, *, max_rows: int = POLL_ROWS) -> pa.Table:
@@ -215,6 +220,9 @@ class LitePullConsumer(ConsumerLife):
             as `poll`.
         """
         reads = self._poll(timeout, max_rows)
+        if observers := self._observers():
+            for queue, rows in reads:
+                tell_rows(observers, self._group, queue.topic, rows)
         return pa.Table.from_batches([plain_rows(rows) for _, rows in reads], schema=schema.MESSAGE)
 
     def _poll(self, timeout: timedelta | float, rows_max: int) -> list[tuple[MessageQueue, pa.RecordBatch]]:
@@ -290,6 +298,7 @@ class LitePullConsumer(ConsumerLife):
             self._ended.set()
             self._forget_exit()
             self._queues.leave()
+        self._close_traces()
 
 
 def _keep_up(queues: PullQueues, closed: threading.Event, group: str) -> None:

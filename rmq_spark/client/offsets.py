@@ -20,7 +20,7 @@ from rmq_spark.log.state import LogState
 from rmq_spark.log.time_search import Queue
 from rmq_spark.log.view import LogView
 from rmq_spark.model import names
-from rmq_spark.rules import pop_decisions
+from rmq_spark.rules import pop_decisions, system_topics
 from rmq_spark.rules.offsets import MAX_OFFSET, ConsumerOffsets, LastCommit, offset_records
 from rmq_spark.rules.topics import GroupConfigs
 
@@ -132,11 +132,11 @@ class GroupOffsets:
     # ------------------------------------------------------------ reading
 
     def groups(self) -> list[str]:
-        """Every group that has committed offsets or has settings, by name."""
+        """Every group that has committed offsets or has settings, by name; the engine's own are left out."""
         known = set(self._store.nameserver.look(lambda view: list(view.state.fold(GroupConfigs).configs)))
         for broker in self._store.brokers():
             known.update(self._log(broker).look(lambda view: list(view.state.fold(ConsumerOffsets).offsets)))
-        return sorted(known)
+        return sorted(group for group in known if not group.startswith(system_topics.SYSTEM_GROUP_PREFIX))
 
     def committed(self, group: str) -> dict[QueueKey, int]:
         """The next offset to consume by (topic, broker, queue); empty for a group that is not known."""
@@ -147,7 +147,7 @@ class GroupOffsets:
         return self._judge(self._read(group))
 
     def lag(self, group: str) -> list[QueueLag]:
-        """How far the group is behind on every queue of the topics where it has committed any offset.
+        """How far the group is behind on every queue of the topics where it has committed, and of its retry topics.
 
         Raises:
             NotFoundError: there is no such group.
@@ -155,7 +155,8 @@ class GroupOffsets:
         """
         parts = self._read_known(group)
         committed = _all_offsets(parts)
-        keys = self._queues_of({topic for topic, _, _ in committed})
+        topics = {topic for topic, _, _ in committed}
+        keys = sorted({*self._queues_of(topics), *self._retry_queues(group)})
         now = self._store.clock.now_ms()
         backlogs = self._times.backlogs({key: committed.get(key, 0) for key in keys})
         found = []
@@ -391,6 +392,19 @@ class GroupOffsets:
             for topic in self._store.topics()
             if topic.name in topics
             for broker, queue in topic.message_queues()
+        ]
+
+    def _retry_queues(self, group: str) -> list[QueueKey]:
+        """Every queue of the group's retry topics that ever held a message."""
+
+        def look(view: LogView) -> list[Queue]:
+            queues = view.state.queues
+            topics = [topic for topic in queues.topics() if system_topics.is_retry(topic)]
+            mine = [topic for topic in topics if system_topics.group_of(topic) == group]
+            return [(topic, queue) for topic in mine for queue, _, _ in queues.of_topic(topic)]
+
+        return [
+            (topic, broker, queue) for broker in self._store.brokers() for topic, queue in self._log(broker).look(look)
         ]
 
     def _within_bounds(self, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:

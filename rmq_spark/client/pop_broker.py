@@ -12,10 +12,10 @@ from rmq_spark.client.store import Store
 from rmq_spark.client.stored_rows import plain_rows, stored_messages
 from rmq_spark.client.time_search import QueueTimes
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.queue_reader import ALL, QueueFilter
+from rmq_spark.log.queue_reader import ALL, QueueFilter, read_queue
 from rmq_spark.log.request import Rule
 from rmq_spark.log.view import LogView
-from rmq_spark.model.stored_message import ReceivedMessage
+from rmq_spark.model.stored_message import ReceivedMessage, StoredMessage
 from rmq_spark.rules import pop_decisions, system_topics
 from rmq_spark.rules.pop_decisions import Candidates, Claimed, Fifo, Received
 from rmq_spark.rules.receipt import FIFO_REVIVE_QUEUE, Receipt, TopicType
@@ -50,6 +50,8 @@ class Taken:
     """The log's end at the look: when it has moved, there may be messages."""
     wait_ms: int | None = None
     """When a FIFO queue that is blocked may be free without anything being appended."""
+    queue_ends: int = 0
+    """The ends of all queues at the look, added up: when the sum has grown, there are messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,18 @@ class PopBroker:
         """The broker's log."""
         return self._log
 
-    def receive(self, sources: Sequence[Source], *, count: int, invisible_ms: int, fifo: Fifo | None) -> Taken:
+    def receive(
+        self,
+        sources: Sequence[Source],
+        *,
+        count: int,
+        invisible_ms: int,
+        fifo: Fifo | None,
+        consumer: str | None = None,
+    ) -> Taken:
         """Claim up to `count` messages of the queues, the first ones first; may give none although there are some.
+
+        `consumer` holds them, if it is named.
 
         Raises:
             RmqError: as `CommitLog.decide`; nothing was claimed unless the outcome is unknown.
@@ -112,21 +124,22 @@ class PopBroker:
                 )
             )
         wait_ms = min(waits, default=None)
+        ends = sum(queue.end for queue in seen)
         if not candidates:
-            return Taken(log_end=log_end, wait_ms=wait_ms)
+            return Taken(log_end=log_end, wait_ms=wait_ms, queue_ends=ends)
         received = self._decide(
             pop_decisions.receive(
                 self._group,
                 candidates,
                 count=count,
                 invisible_ms=invisible_ms,
-                consumer=self._consumer,
+                consumer=consumer or self._consumer,
                 fifo=fifo,
             )
         )
         messages = self._messages(received, windows)
         again = not messages and bool(windows) and len(received.blocked) < len(windows)
-        return Taken(messages=messages, again=again, log_end=log_end, wait_ms=wait_ms)
+        return Taken(messages=messages, again=again, log_end=log_end, wait_ms=wait_ms, queue_ends=ends)
 
     def ack(self, receipts: Sequence[tuple[str, Receipt]]) -> list[pop_decisions.AckStatus]:
         """Acknowledge messages by the topic that they were read from and receipt; see `pop_decisions.ack`."""
@@ -139,10 +152,23 @@ class PopBroker:
         rule = pop_decisions.change_invisible(self._group, receipts, invisible_ms=invisible_ms, consumer=self._consumer)
         return self._decide(rule)
 
-    def give_up(self, messages: Sequence[tuple[str, Receipt, ReceivedMessage]]) -> list[pop_decisions.AckStatus]:
-        """Move messages to the group's dead-letter topic; see `pop_decisions.give_up`."""
+    def give_up(self, messages: Sequence[tuple[str, Receipt, StoredMessage]]) -> list[pop_decisions.AckStatus]:
+        """Move messages to the group's dead-letter topic, which is created if need be; see `pop_decisions.give_up`."""
         self._store.ensure_queues(system_topics.dlq_topic(self._group), self._broker, queues=1)
         return self._decide(pop_decisions.give_up(self._group, messages))
+
+    def dead_letter(self, topic: str, receipt: Receipt) -> pop_decisions.AckStatus:
+        """As `give_up`, for a message that is read again because the caller has only its receipt.
+
+        Raises:
+            DataExpiredError: retention has taken the message.
+            RmqError: as `CommitLog.decide`.
+        """
+        read = read_queue(self._log, topic, receipt.queue_id, receipt.queue_offset, rows_max=1)
+        if not read.messages.num_rows:
+            return pop_decisions.AckStatus.UNKNOWN
+        [status] = self.give_up([(topic, receipt, stored_messages(read.messages)[0])])
+        return status
 
     # ------------------------------------------------------------ inner works
 

@@ -7,12 +7,12 @@ acknowledges it, failure lets it come again after a while, and after the maximum
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from rmq_spark.client.consume_result import ConsumeResult
+from rmq_spark.client.consume_result import ConsumeOutcome
 from rmq_spark.client.consumer_settings import ConsumerSettings
 from rmq_spark.client.group_queues import GroupQueues
 from rmq_spark.client.listener_engine import AGAIN_MS, Fetched, Listener, ListenerEngine
@@ -80,6 +80,7 @@ class PopEngine(ListenerEngine[list[_Held]]):
         batch_size: messages that a listener gets at once.
         orderly: whether the consumer receives in order; each queue then has one batch in flight.
         retry_max: how often a message is retried; None: as the group's settings say.
+        priority_topics: topics whose queues are priorities: high ones are consumed first.
     """
 
     def __init__(
@@ -96,13 +97,19 @@ class PopEngine(ListenerEngine[list[_Held]]):
         batch_size: int,
         orderly: bool,
         retry_max: int | None,
+        priority_topics: Collection[str] = (),
     ) -> None:
+        def priority_of(task: list[_Held]) -> int:
+            message = task[0].message
+            return message.queue_id if message.topic in priority_topics else 0
+
         super().__init__(
             clock,
             groups,
             expressions=expressions,
             heartbeat_ms=settings.heartbeat_ms,
             steps=("heartbeat", "routes", "renew", "settle"),
+            priority_of=priority_of if priority_topics else None,
         )
         self._group = group
         self._receiver = receiver
@@ -225,29 +232,33 @@ class PopEngine(ListenerEngine[list[_Held]]):
 
     def _consume(self, held: Sequence[_Held]) -> None:
         messages = [each.message for each in held]
-        result = self._listener(messages)
+        outcome = self._listener(messages)
         with self._lock:
             self._held.difference_update(held)  # not renewed any more: receipts do not change from here on
         until = min(each.until_ns for each in held)
-        for act in self._acts(messages, result):
+        for act in self._acts(messages, outcome):
             self._settle(_Unsettled(act, until))
 
-    def _acts(self, messages: Sequence[ReceivedMessage], result: ConsumeResult) -> list[Callable[[], Answers]]:
+    def _acts(self, messages: Sequence[ReceivedMessage], outcome: ConsumeOutcome) -> list[Callable[[], Answers]]:
         """What is to be written for messages that a listener is done with."""
         receiver = self._receiver
-        if result is ConsumeResult.SUCCESS:
-            return [lambda: receiver.ack(messages)]
-        maximum = receiver.routes().settings.retry_max_times if self._retry_max is None else self._retry_max
+        done = outcome.consumed(len(messages))
+        acts: list[Callable[[], Answers]] = [lambda: receiver.ack(messages[:done])] if done else []
+        if done == len(messages):
+            return acts
+        settings = receiver.routes().settings
+        maximum = settings.retry_max_times if self._retry_max is None else self._retry_max
+        level = outcome.delay_level
         waits: dict[int | None, list[ReceivedMessage]] = {}
-        for message in messages:
-            if retry.is_given_up(message.reconsume_times + 1, maximum, retry.Path.POP):
+        for message in messages[done:]:
+            if retry.is_given_up(message.reconsume_times + 1, maximum, retry.Path.POP, level=level):
                 wait_ms = None
             elif receipt_of(message).is_fifo:
                 wait_ms = self._settings.suspend_ms
             else:
-                wait_ms = retry.pop_nack_ms(message.reconsume_times)
+                wait_ms = retry.pop_nack_ms(message.reconsume_times, settings.policy, level=level)
             waits.setdefault(wait_ms, []).append(message)
-        return [_failing(receiver, mine, wait_ms) for wait_ms, mine in waits.items()]
+        return [*acts, *[_failing(receiver, mine, wait_ms) for wait_ms, mine in waits.items()]]
 
     def _settle(self, what: _Unsettled) -> None:
         try:

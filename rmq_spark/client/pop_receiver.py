@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final
 
 from rmq_spark.client.group_settings import GroupSettings, group_settings
 from rmq_spark.client.pop_broker import PopBroker, Source, Taken
+from rmq_spark.client.pop_sources import QueueSources, queues_in_turn, rotated
 from rmq_spark.client.store import Store, Topic
 from rmq_spark.client.subscription import Subscription
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.model.stored_message import ReceivedMessage
-from rmq_spark.rules import system_topics
 from rmq_spark.rules.pop_decisions import AckStatus, Fifo
-from rmq_spark.rules.receipt import Receipt, TopicType, parse_receipt
+from rmq_spark.rules.receipt import Receipt, parse_receipt
 from rmq_spark.rules.start_offset import ConsumeFrom
 
 ROUTE_SECONDS: Final = 30
 """How long queues of topics and settings of the group are remembered, as RocketMQ's clients poll routes."""
-RETRY_FIRST_ONE_IN: Final = 5
-"""One receive in so many looks at the retry topics first; the others look there when the batch is not full."""
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +88,10 @@ class PopReceiver:
         if routes is None or now - routes.at_ns >= ROUTE_SECONDS * 1_000_000_000:
             end = self._store.nameserver.look(lambda view: view.state.offset)
             subscribed = sorted(self._subscriptions)
-            topics = [topic for name in subscribed if (topic := self._store.find_topic(name)) is not None]
-            routes = Routes(now, tuple(topics), group_settings(self._store, self._group), end)
+            settings = group_settings(self._store, self._group)
+            found = [topic for name in subscribed if (topic := self._store.find_topic(name)) is not None]
+            topics = [topic for topic in found if topic.is_readable and settings.consume_enabled]
+            routes = Routes(now, tuple(topics), settings, end)
             self._routes = routes
         return routes
 
@@ -139,30 +137,13 @@ class PopReceiver:
 
     def _sources(self, routes: Routes, broker: str, turn: int, *, orderly: bool) -> list[Source]:
         """The queues to look at on a broker, in this turn's order."""
-        normal: list[Source] = []
-        retries: list[Source] = []
+        found = QueueSources()
         for topic in rotated(routes.topics, turn):
             subscribed = self._subscriptions.get(topic.name)
-            queues = topic.queues.get(broker, 0)
-            if subscribed is None or not queues:
-                continue
-            normal += [
-                Source(
-                    topic=topic.name,
-                    queue=queue,
-                    shown_topic=topic.name,
-                    wanted=subscribed.wanted,
-                    expression=subscribed.expression,
-                )
-                for queue in rotated(range(queues), turn // len(routes.topics))
-            ]
-            if not orderly and not system_topics.is_retry(topic.name):
-                # No filter: what was wanted once is wanted still.
-                retry_topic = system_topics.pop_retry_topic(self._group, topic.name)
-                kind = TopicType.RETRY_V2
-                retries.append(Source(topic=retry_topic, queue=0, shown_topic=topic.name, topic_type=kind))
-        retry_first = int(self._clock.token()[-8:], 16) % RETRY_FIRST_ONE_IN == 0
-        return [*retries, *normal] if retry_first else [*normal, *retries]
+            if subscribed is not None and topic.queues.get(broker, 0):
+                queues = queues_in_turn(topic, broker, turn // len(routes.topics))
+                found.add(self._group, topic.name, queues, subscribed, orderly=orderly)
+        return found.in_turn(self._clock)
 
     # ------------------------------------------------------------ settling
 
@@ -235,9 +216,3 @@ def receipt_of(message: ReceivedMessage) -> Receipt:
             "message has no receipt; pass one that a SimpleConsumer has received", type=type(message).__name__
         )
     return parse_receipt(message.receipt)
-
-
-def rotated(items: Sequence[Item], turn: int) -> list[Item]:
-    """The items, beginning with another one each turn."""
-    at = turn % len(items) if items else 0
-    return [*items[at:], *items[:at]]

@@ -85,6 +85,7 @@ class PullQueues:
         self._keeping = threading.Lock()
         self._due = dict.fromkeys(("heartbeat", "renew", "rebalance"), 0)
         self._turn = 0
+        self._has_priorities: dict[str, bool] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self.cursors: dict[MessageQueue, Cursor] = {}
         self.assigned = False
@@ -118,7 +119,7 @@ class PullQueues:
         turn = self._turn % max(1, len(order))
         reads: list[tuple[MessageQueue, pa.RecordBatch]] = []
         left, again, ends = rows_max, False, dict[str, int]()
-        for queue in [*order[turn:], *order[:turn]]:
+        for queue in self._by_priority([*order[turn:], *order[:turn]]):
             cursor = self.cursors[queue]
             log = self._groups.log(queue.broker)
             if queue.broker not in ends:
@@ -135,6 +136,15 @@ class PullQueues:
                 if left <= 0:
                     break
         return reads, again, ends
+
+    def _by_priority(self, queues: list[MessageQueue]) -> list[MessageQueue]:
+        """The queues with those of topics with priorities first, high ones before low ones."""
+        for topic in {queue.topic for queue in queues} - self._has_priorities.keys():
+            found = self._store.find_topic(topic)
+            self._has_priorities[topic] = found is not None and found.has_priorities
+        if not any(self._has_priorities.values()):
+            return queues
+        return sorted(queues, key=lambda queue: -1 - queue.queue_id if self._has_priorities[queue.topic] else 0)
 
     def _read_queue(self, queue: MessageQueue, cursor: Cursor, rows_max: int) -> pa.RecordBatch | None:
         """The next rows of a queue; None when none of those that were looked at is wanted."""

@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rmq_spark.client.consume_result import ConsumeResult
+from rmq_spark.client.consume_result import FAILURE, SUCCESS, ConsumeOutcome, ConsumeResult
 from rmq_spark.client.consumer_life import ConsumerLife
 from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, ConsumerSettings, start_of
 from rmq_spark.client.group_queues import GroupQueues
 from rmq_spark.client.group_settings import group_settings
-from rmq_spark.client.listener_engine import AGAIN_MS, ListenerEngine
+from rmq_spark.client.listener_engine import AGAIN_MS, Listener, ListenerEngine
 from rmq_spark.client.local_offsets import LocalOffsets
+from rmq_spark.client.observer import watched_listener
 from rmq_spark.client.pop_engine import PopEngine
 from rmq_spark.client.pop_receiver import PopReceiver
 from rmq_spark.client.push_engine import PushEngine
@@ -28,7 +29,7 @@ from rmq_spark.errors import InvalidRequestError, RmqError
 from rmq_spark.model import names
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules import retry
-from rmq_spark.rules.assignment import Strategy, strategy_of
+from rmq_spark.rules.assignment import Strategy, own_room, strategy_of
 
 CLOSE_SECONDS: Final = 30.0
 """So long `close` waits for listeners."""
@@ -41,7 +42,8 @@ OFFSETS_HOME: Final = "~/.rmq_spark_offsets"
 
 Engine = ListenerEngine[Any]
 
-Handle = Callable[[Any], ConsumeResult | Awaitable[ConsumeResult | None] | None]
+Answer = ConsumeResult | ConsumeOutcome | None
+Handle = Callable[[Any], Answer | Awaitable[Answer]]
 """Gets a message, or a list of messages when `batch_size` is over 1; may be a coroutine function."""
 
 _log = logging.getLogger(__name__)
@@ -71,14 +73,16 @@ class PushConsumer(ConsumerLife):
         threads: how many listeners run at a time.
         batch_size: messages that a listener gets at once; over 1 it gets lists.
         pop: receive by POP; not for broadcasting.
-        max_reconsume_times: how often a message is retried; -1: as the group's settings say (16), in order without
-            `pop` for ever. With `pop` not more often than the group's settings say.
+        max_reconsume_times: how often a message is retried. Unless it is given, or with -1: as the group's settings
+            say (16), in order without `pop` for ever. With `pop` not more often than the group's settings say.
         consume_from: where the group starts in queues that it has no offset of: `latest` (queues whose first message
             is less than an hour old are read whole, see `rules/start_offset.py`), `earliest`, or a time.
-        strategy: how queues are shared: `AVG`, `AVG_BY_CIRCLE`, `CONSISTENT_HASH`, or one of `rules/assignment.py`.
+        strategy: how queues are shared: `AVG`, `AVG_BY_CIRCLE`, `CONSISTENT_HASH`, `MACHINE_ROOM:room,room`,
+            `MACHINE_ROOM_NEARBY:own room`, or one of `rules/assignment.py`. Brokers are named `room@name` then.
         settings: times and limits.
         instance: names a broadcasting consumer's file: give each of a machine another.
         offsets_home: directory of broadcasting consumers' offsets.
+        trace: write a trace of every consumption to RMQ_SYS_TRACE_TOPIC, in the background; see `rmq trace`.
 
     Raises (on making):
         InvalidRequestError: an illegal name, number, time or strategy.
@@ -105,19 +109,20 @@ class PushConsumer(ConsumerLife):
         pop: bool = False,
         threads: int = 20,
         batch_size: int = 1,
-        max_reconsume_times: int = -1,
+        max_reconsume_times: int = retry.DEFAULT_TIMES,
         consume_from: ConsumeFromArgument = "latest",
         strategy: str | Strategy = "AVG",
         settings: ConsumerSettings = DEFAULT,
         instance: str = "DEFAULT",
         offsets_home: str | os.PathLike[str] = OFFSETS_HOME,
+        trace: bool = False,
     ) -> None:
         for name, number in (("threads", threads), ("batch_size", batch_size)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise InvalidRequestError(f"{name} is a number from 1 on", **{name: number})
         if pop and broadcasting:
             raise InvalidRequestError("with pop the consumers of a group share messages; leave out broadcasting")
-        super().__init__(store, group)
+        super().__init__(store, group, trace=trace, room=own_room(strategy))
         self._orderly = orderly
         self._pop = pop
         self._broadcasting = broadcasting
@@ -137,6 +142,7 @@ class PushConsumer(ConsumerLife):
             retries=not broadcasting and not orderly,
         )
         self._subscriptions: dict[str, Subscription] = {}
+        self._priority_topics: set[str] = set()
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._stop = threading.Event()
@@ -167,7 +173,8 @@ class PushConsumer(ConsumerLife):
         if self._engine is not None:
             raise InvalidRequestError("subscribe before start", group=self._group, topic=topic)
         wanted = subscription(topic, tags, sql)
-        self._store.topic(topic)
+        if self._store.topic(topic).has_priorities:
+            self._priority_topics.add(topic)
         self._subscriptions[topic] = wanted
         return self
 
@@ -176,8 +183,9 @@ class PushConsumer(ConsumerLife):
 
         Args:
             handle: gets a message, or a list of up to `batch_size` of them. Returning None or `ConsumeResult.SUCCESS`
-                consumes them, `ConsumeResult.FAILURE` or an exception lets them come again. It runs in up to `threads`
-                threads at once; a coroutine function runs in one event loop.
+                consumes them, `ConsumeResult.FAILURE` or an exception lets them come again, and a `ConsumeOutcome`
+                says how many of them are consumed and when the others come again. It runs in up to `threads` threads at
+                once; a coroutine function runs in one event loop.
 
         Raises:
             InvalidRequestError: nothing is subscribed, or it was started before.
@@ -193,6 +201,7 @@ class PushConsumer(ConsumerLife):
             engine = self._make_engine(handle)
             engine.tick()
             self._engine = engine
+        self._store.start_services()
         self._close_at_exit()
         self._workers = [self._run("work", self._work, engine) for _ in range(self._threads_wanted)]
         self._threads = [
@@ -246,9 +255,11 @@ class PushConsumer(ConsumerLife):
                     thread.join(timeout)
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
+            self._close_traces()
 
     def _make_engine(self, handle: Handle) -> Engine:
-        maximum = group_settings(self._store, self._group).retry_max_times
+        settings = group_settings(self._store, self._group)
+        maximum = settings.retry_max_times
         if self._pop:
             receiver = PopReceiver(
                 self._store,
@@ -269,7 +280,8 @@ class PushConsumer(ConsumerLife):
                 threads=self._threads_wanted,
                 batch_size=self._batch_size,
                 orderly=self._orderly,
-                retry_max=None if self._max_reconsume_times < 0 else self._max_reconsume_times,
+                retry_max=self._max_reconsume_times if retry.is_given(self._max_reconsume_times) else None,
+                priority_topics=frozenset(self._priority_topics),
             )
         return PushEngine(
             self._store,
@@ -282,6 +294,8 @@ class PushConsumer(ConsumerLife):
             batch_size=self._batch_size,
             retry_max=retry.max_times(self._max_reconsume_times, orderly=self._orderly, group_max=maximum),
             local=self._local,
+            retry_policy=settings.policy,
+            priority_topics=frozenset(self._priority_topics),
         )
 
     # ------------------------------------------------------------ threads
@@ -358,7 +372,7 @@ class PushConsumer(ConsumerLife):
 
     # ------------------------------------------------------------ listeners
 
-    def _listener(self, handle: Handle) -> Callable[[Sequence[ReceivedMessage]], ConsumeResult]:
+    def _listener(self, handle: Handle) -> Listener:
         call: Callable[[Any], object] = handle
         if inspect.iscoroutinefunction(handle) or inspect.iscoroutinefunction(type(handle).__call__):
             loop = self._loop = asyncio.new_event_loop()
@@ -367,7 +381,7 @@ class PushConsumer(ConsumerLife):
             def call(given: Any) -> object:
                 return asyncio.run_coroutine_threadsafe(handle(given), loop).result()  # type: ignore[arg-type]
 
-        def listen(messages: Sequence[ReceivedMessage]) -> ConsumeResult:
+        def listen(messages: Sequence[ReceivedMessage]) -> ConsumeOutcome:
             try:
                 result = call(messages[0] if self._batch_size == 1 else list(messages))
             except BaseException as error:  # noqa: BLE001 - the listener's own affair; the message comes again
@@ -378,19 +392,21 @@ class PushConsumer(ConsumerLife):
                     messages[0].msg_id,
                     exc_info=error,
                 )
-                return ConsumeResult.FAILURE
-            if result is None:
-                return ConsumeResult.SUCCESS
-            if isinstance(result, ConsumeResult):
+                return FAILURE
+            if result is None or result is ConsumeResult.SUCCESS:
+                return SUCCESS
+            if isinstance(result, ConsumeOutcome):
                 return result
-            _log.error(
-                "a listener must return None or a ConsumeResult; its messages come again (group=%r, returned=%r)",
-                self._group,
-                type(result).__name__,
-            )
-            return ConsumeResult.FAILURE
+            if result is not ConsumeResult.FAILURE:
+                _log.error(
+                    "a listener must return None, a ConsumeResult or a ConsumeOutcome; its messages come again "
+                    "(group=%r, returned=%r)",
+                    self._group,
+                    type(result).__name__,
+                )
+            return FAILURE
 
-        return listen
+        return watched_listener(listen, self._observers, self._clock, self._group)
 
     # ------------------------------------------------------------ inner works
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from rmq_spark.client.consume_result import ConsumeResult
 from rmq_spark.client.consumer_settings import ConsumerSettings
 from rmq_spark.client.group_queues import GroupQueues, warn_lost
 from rmq_spark.client.listener_engine import AGAIN_MS, Fetched, Listener, ListenerEngine
@@ -52,6 +51,8 @@ class PushEngine(ListenerEngine[ProcessQueue]):
         orderly: whether the messages of a queue are consumed one batch after the other.
         batch_size: messages that a listener gets at once.
         retry_max: how often a message is retried.
+        retry_policy: how long a failed message waits.
+        priority_topics: topics whose queues are priorities: high ones are consumed first.
         local: where a broadcasting consumer keeps its offsets; None: the group shares the queues.
     """
 
@@ -68,13 +69,19 @@ class PushEngine(ListenerEngine[ProcessQueue]):
         batch_size: int,
         retry_max: int,
         local: LocalOffsets | None,
+        retry_policy: retry.RetryPolicy = retry.DEFAULT_POLICY,
+        priority_topics: Collection[str] = (),
     ) -> None:
+        def priority_of(held: ProcessQueue) -> int:
+            return held.queue.queue_id if held.queue.topic in priority_topics else 0
+
         super().__init__(
             store.clock,
             groups,
             expressions={topic: each.expression for topic, each in subscriptions.items()},
             heartbeat_ms=settings.heartbeat_ms,
             steps=("heartbeat", "renew", "rebalance", "commit"),
+            priority_of=priority_of if priority_topics else None,
         )
         self._group = group
         self._subscriptions = dict(subscriptions)
@@ -83,6 +90,7 @@ class PushEngine(ListenerEngine[ProcessQueue]):
         self._orderly = orderly
         self._batch_size = batch_size
         self._retry_max = retry_max
+        self._retry_policy = retry_policy
         self._local = local
         self._held: dict[MessageQueue, ProcessQueue] = {}
         self._later: list[tuple[int, int, ProcessQueue]] = []
@@ -295,9 +303,12 @@ class PushEngine(ListenerEngine[ProcessQueue]):
             self.attention.set()  # another consumer waits for the queue
 
     def _consume(self, held: ProcessQueue, batch: list[ReceivedMessage]) -> None:
-        result = self._listener(batch)
-        left = [message for message in batch if held.is_running(message)]  # others were sent back: it took too long
-        if result is ConsumeResult.SUCCESS or held.lost or not left:
+        outcome = self._listener(batch)
+        done = outcome.consumed(len(batch))
+        held.finish(batch[:done])
+        # Others were sent back: it took too long.
+        left = [message for message in batch[done:] if held.is_running(message)]
+        if held.lost or not left:
             held.finish(left)
         elif self._local is not None:
             for message in left:
@@ -309,7 +320,7 @@ class PushEngine(ListenerEngine[ProcessQueue]):
                     message.msg_id,
                 )
             held.finish(left)
-        elif self._send_back(held, left):
+        elif self._send_back(held, left, outcome.delay_level):
             held.finish(left)
         else:
             held.put_back(left, failed=True)
@@ -323,11 +334,15 @@ class PushEngine(ListenerEngine[ProcessQueue]):
             batch = held.take(self._batch_size, now)
             if not batch:
                 break
-            if self._listener(batch) is ConsumeResult.SUCCESS or held.lost:
-                held.finish(batch)
+            outcome = self._listener(batch)
+            done = len(batch) if held.lost else outcome.consumed(len(batch))
+            held.finish(batch[:done])
+            batch = batch[done:]
+            if not batch:
                 continue
-            given_up = [message for message in batch if retry.is_given_up(message.reconsume_times, self._retry_max)]
-            if given_up and self._local is None and self._send_back(held, given_up):
+            level = min(0, outcome.delay_level)
+            given_up = [each for each in batch if retry.is_given_up(each.reconsume_times, self._retry_max, level=level)]
+            if given_up and self._local is None and self._send_back(held, given_up, level):
                 held.finish(given_up)
                 batch = [message for message in batch if message not in given_up]
             held.put_back(batch, failed=True)
@@ -344,12 +359,14 @@ class PushEngine(ListenerEngine[ProcessQueue]):
         now = self._clock.now_ms()
         rows = []
         for message in messages:
-            if retry.is_given_up(message.reconsume_times, self._retry_max):
+            if retry.is_given_up(message.reconsume_times, self._retry_max, level=level):
                 rows.append(retry.dead_letter_row(message, self._group))
             else:
-                wait = retry.retry_delay(message.reconsume_times, now, level=level)
+                wait = retry.retry_delay(message.reconsume_times, now, self._retry_policy, level=level)
                 rows.append(delay.park(retry.retry_row(message, retry_topic), wait, now))
         try:
+            if any(system_topics.is_dlq(row.topic) for row in rows):
+                self._groups.ensure_dead_letters(held.queue.broker)
             if not self._groups.append(held.queue, held.epoch, MessageBatch.from_rows(rows)):
                 self._lose(held)
         except RmqError as error:

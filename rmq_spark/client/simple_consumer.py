@@ -8,8 +8,10 @@ from typing import Final
 
 from rmq_spark.client.consumer_life import ConsumerLife
 from rmq_spark.client.consumer_settings import ConsumeFromArgument, start_of
+from rmq_spark.client.observer import acknowledged, received
 from rmq_spark.client.pop_broker import Taken
-from rmq_spark.client.pop_receiver import PopReceiver, rotated
+from rmq_spark.client.pop_receiver import PopReceiver
+from rmq_spark.client.pop_sources import rotated
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription, subscription
 from rmq_spark.errors import InvalidRequestError, PreconditionFailedError
@@ -39,16 +41,20 @@ class SimpleConsumer(ConsumerLife):
         store: an open store.
         group: the consumer group.
         consume_from: where a group starts in queues that it has no offset of: `latest`, `earliest`, or a time.
+        trace: write a trace of every consumption to RMQ_SYS_TRACE_TOPIC, in the background; see `rmq trace`.
 
     Raises (on making):
         InvalidRequestError: an illegal name or time.
     """
 
-    def __init__(self, store: Store, group: str, *, consume_from: ConsumeFromArgument = "latest") -> None:
-        super().__init__(store, group)
+    def __init__(
+        self, store: Store, group: str, *, consume_from: ConsumeFromArgument = "latest", trace: bool = False
+    ) -> None:
+        super().__init__(store, group, trace=trace)
         self._subscriptions: dict[str, Subscription] = {}
         start = start_of(consume_from, self._clock.now_ms())
         self._receiver = PopReceiver(store, group, self._client_id, self._subscriptions, consume_from=start)
+        store.start_services()
 
     @property
     def consumer_id(self) -> str:
@@ -119,6 +125,7 @@ class SimpleConsumer(ConsumerLife):
             taken = self._try_brokers(max_messages, invisible_ms)
             for each in taken.values():
                 if each.messages:
+                    received(self._observers(), self._clock, self._group, each.messages)
                     return each.messages
             if any(each.again for each in taken.values()):
                 continue
@@ -165,7 +172,11 @@ class SimpleConsumer(ConsumerLife):
             RmqError: as `CommitLog.decide`; acknowledge them again.
         """
         self._check_open()
-        self._refuse_stale(self._receiver.ack([messages] if isinstance(messages, ReceivedMessage) else list(messages)))
+        answers = self._receiver.ack([messages] if isinstance(messages, ReceivedMessage) else list(messages))
+        if observers := self._observers():
+            done = [message for message, status in answers if status is AckStatus.OK]
+            acknowledged(observers, self._clock, self._group, done)
+        self._refuse_stale(answers)
 
     def change_invisible_duration(self, message: ReceivedMessage, duration: Duration) -> ReceivedMessage:
         """Let `message` be visible to others `duration` from now on; short to give it back soon, long to keep it.
@@ -197,6 +208,7 @@ class SimpleConsumer(ConsumerLife):
     def close(self) -> None:
         """End this consumer. What it holds comes back when its time is over; a receive that waits raises soon."""
         self._ended.set()
+        self._close_traces()
 
 
 _NO_LONGER: Final = "receipts do not count any more; the messages come again, or have a newer receipt"

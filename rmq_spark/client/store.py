@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from rmq_spark.client.embedding import EmbeddedServices, ServiceMode, mode_of
+from rmq_spark.client.observer import Observer
 from rmq_spark.client.reading import Time, nearest, scan_topic
 from rmq_spark.client.store_file import new_store_file, read_store_file
 from rmq_spark.clock import Clock, SystemClock
@@ -62,13 +64,26 @@ class Store:
         [('broker-0', 0), ('broker-0', 1)]
     """
 
-    def __init__(self, storage: Storage, settings: LogSettings, clock: Clock, *, read_only: bool) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        settings: LogSettings,
+        clock: Clock,
+        *,
+        read_only: bool,
+        services: ServiceMode = ServiceMode.OFF,
+    ) -> None:
         self.storage = storage
         self.settings = settings
         self.clock = clock
         self._read_only = read_only
         self._lock = threading.Lock()
         self._logs: dict[str, CommitLog] = {}
+        # A clock that a test moves by hand would stand still for threads that wait, or run away with them.
+        by_themselves = not read_only and isinstance(clock, SystemClock)
+        self._services = EmbeddedServices(services if by_themselves else ServiceMode.OFF)
+        self.observers: list[Observer] = []
+        """Are told what every client of this object does; see `rmq_spark.metrics`."""
         self.info = read_store_file(storage)
 
     @classmethod
@@ -79,14 +94,16 @@ class Store:
         settings: LogSettings | None = None,
         clock: Clock | None = None,
         options: Mapping[str, str] | None = None,
+        services: str = ServiceMode.AUTO,
     ) -> Store:
-        """Create a store at `uri` and open it.
+        """Create a store at `uri` and open it. Arguments are as those of `open`.
 
         Raises:
             ExistsError: there is one already; nothing was changed.
             UnsafeStorageError: the storage cannot create names exclusively.
             ReadOnlyError, StorageFullError, UnavailableError: it could not be written.
         """
+        mode = mode_of(services)
         clock = clock or SystemClock()
         storage = open_storage(uri, options=options, clock=clock)
         probe(storage, clock)
@@ -95,7 +112,7 @@ class Store:
         except ExistsError as error:
             raise ExistsError("there is a store already; open it instead", uri=uri) from error
         storage.keep_reserve()
-        return cls(storage, settings or LogSettings(), clock, read_only=False)
+        return cls(storage, settings or LogSettings(), clock, read_only=False, services=mode)
 
     @classmethod
     def open(
@@ -107,6 +124,7 @@ class Store:
         options: Mapping[str, str] | None = None,
         read_only: bool = False,
         create: bool = False,
+        services: str = ServiceMode.AUTO,
     ) -> Store:
         """Open the store at `uri`. Writing handles first test that the storage creates names exclusively.
 
@@ -119,27 +137,33 @@ class Store:
             options: of the storage, as credentials.
             read_only: only read; nothing is tested, nothing can be changed.
             create: create the store if there is none.
+            services: what this process does for the store beside its own work, in threads that the first producer or
+                consumer starts and `close` ends. `auto`: deliver delayed messages, check transactions, give back
+                messages that POP consumers left, and keep the log's files few. It deletes no message. `all`: retention,
+                which deletes old messages as `settings` say, and tables, too. `off`: nothing. Stores that are opened
+                for reading only, or with a clock of a test, run none.
 
         Raises:
             NotFoundError: there is no store, and `create` is off.
-            InvalidRequestError: both `create` and `read_only`.
+            InvalidRequestError: both `create` and `read_only`, or no such `services`.
             UnsafeStorageError: the storage cannot create names exclusively (not for `read_only`).
             ClockSkewError: this machine's clock is too far ahead of the storage's.
         """
         if create and read_only:
             raise InvalidRequestError("a store that is opened for reading only cannot be created", uri=uri)
+        mode = mode_of(services)
         clock = clock or SystemClock()
         settings = settings or LogSettings()
         storage = open_storage(uri, options=options, clock=clock)
         try:
-            store = cls(storage, settings, clock, read_only=read_only)
+            store = cls(storage, settings, clock, read_only=read_only, services=mode)
         except NotFoundError:
             if not create:
                 raise
             try:
-                return cls.create(uri, settings=settings, clock=clock, options=options)
+                return cls.create(uri, settings=settings, clock=clock, options=options, services=mode)
             except ExistsError:  # another process was quicker
-                store = cls(storage, settings, clock, read_only=read_only)
+                store = cls(storage, settings, clock, read_only=read_only, services=mode)
         if not read_only:
             try:
                 ahead = -probe(storage, clock).clock_skew_ms
@@ -247,6 +271,7 @@ class Store:
             NotFoundError: there is no such topic.
             InvalidRequestError: an illegal number, or fewer than it has on a broker.
         """
+        self.topic(name)  # an unknown name is an error that names the nearest
         wanted = TopicChange(read_queues=queues, write_queues=queues)
         return self.nameserver.decide(topic_decisions.update(name, wanted)).answer
 
@@ -381,9 +406,14 @@ class Store:
         for log in list(self._logs.values()):
             log.flush()
 
+    def start_services(self) -> None:
+        """Start the services that this store embeds, if they do not run yet. Every producer and consumer calls it."""
+        self._services.start(self)
+
     def close(self) -> None:
-        """Flush and close every handle; raises what failed first, after all of them were closed."""
+        """End the services, flush and close every handle; raises what failed first, after all of them were closed."""
         failed: BaseException | None = None
+        self._services.close()
         for log in list(self._logs.values()):
             try:
                 log.close()

@@ -20,7 +20,8 @@ _WITHOUT_CHECK: Final = {"format", "createdAt", "nonce"}
 
 def new_store_file(clock: Clock) -> bytes:
     """The content of a new store's file."""
-    info = {"format": FORMAT, "createdAt": clock.now_ms(), "nonce": clock.token()}
+    # Bound: the chain of each log begins with a digest of the nonce, see `log.marks.genesis`.
+    info = {"format": FORMAT, "createdAt": clock.now_ms(), "nonce": clock.token(), "bound": True}
     return json.dumps({**info, _CHECK: check_sum(info)}).encode()
 
 
@@ -46,8 +47,7 @@ def read_store_file(storage: Storage) -> dict[str, Any]:
     found = info.pop(_CHECK, None)
     if info.keys() != _WITHOUT_CHECK if found is None else found != check_sum(info):
         raise CorruptDataError(
-            "store.json is damaged: it does not fit its check-sum. Restore it from a backup, "
-            "or remove the field `check` if the other three are right",
+            "store.json is damaged: it does not fit its check-sum. Restore it from a backup",
             uri=storage.uri,
             found=found,
         )

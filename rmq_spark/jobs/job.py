@@ -145,7 +145,7 @@ class Job:
         """
         place = self.place(given)
         settings, options = self.settings(given)
-        return Store.open(place.uri, settings=settings, options=options, read_only=read_only)
+        return Store.open(place.uri, settings=settings, options=options, read_only=read_only, services="off")
 
     def session(self, *, delta_jars: Path | None = None, delta: bool = False) -> SparkSession:
         """The session of spark-submit, or a local one on all cores; with delta-spark if that is asked for.

@@ -148,7 +148,7 @@ def _spread(job: Job, given: argparse.Namespace, places: Sequence[logs.LogPlace]
 def _in_task(place: Place, settings: dict[str, Any], log: logs.LogPlace, work: Work) -> Document | RmqError:
     options = dict(place.options) or None
     try:
-        with Store.open(place.uri, settings=LogSettings(**settings), options=options) as store:
+        with Store.open(place.uri, settings=LogSettings(**settings), options=options, services="off") as store:
             return work(store, log)
     except RmqError as error:  # a value: Spark would repeat the task, and give the driver only its text
         return error

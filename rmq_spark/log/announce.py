@@ -32,7 +32,7 @@ from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
 SWEPT_MS: Final = 60_000
-"""So old, the file of an announcement is deleted by whoever comes across it."""
+"""So old, the file of an announcement belongs to a writer that died: whoever rolls deletes it."""
 BYTES_MAX: Final = 20 * 1024
 """Larger groups of messages make a commit that is worth its round."""
 HELPED_MAX: Final = 256
@@ -70,18 +70,10 @@ def announce(storage: Storage, root: str, batch: MessageBatch, offer: Offer) -> 
 
 
 def helped_batches(storage: Storage, root: str, known: Collection[str], now_ms: int) -> Iterator[Helped]:
-    """What others have announced and a commit of the time `now_ms` may land; deletes what is long past."""
-    listed = sorted(info.name for info in storage.list(paths.announced(root)))
+    """What others have announced and a commit of the time `now_ms` may land."""
     waiting: list[tuple[str, int, bytes]] = []
-    for name in listed:
-        match = _NAME.fullmatch(name)
-        if match is None or match[2] in known:
-            continue
-        announced_ms = int(match[1])
-        path = f"{paths.announced(root)}/{name}"
-        if now_ms - announced_ms > SWEPT_MS:
-            storage.delete(path)
-        if now_ms - announced_ms >= LANDABLE_MS or len(waiting) >= HELPED_MAX:
+    for path, token, announced_ms in _announced(storage, root):
+        if token in known or now_ms - announced_ms >= LANDABLE_MS or len(waiting) >= HELPED_MAX:
             continue
         try:
             data = storage.read(path)
@@ -89,9 +81,21 @@ def helped_batches(storage: Storage, root: str, known: Collection[str], now_ms: 
         except (NotFoundError, CorruptDataError):
             continue  # its owner has withdrawn it; a damaged one is the owner's to land
         if meta.kind == "rows" and not names.STATE_TOPICS.intersection(meta.doc["topics"]):
-            waiting.append((match[2], announced_ms, data))
+            waiting.append((token, announced_ms, data))
     for token, announced_ms, data in waiting:
         yield Helped(token, announced_ms, MessageBatch(_rows(decode_small_files([data], "rows"))))
+
+
+def past_announcements(storage: Storage, root: str, now_ms: int) -> list[str]:
+    """Paths of announcements that no commit may land any more: their writers have died."""
+    return [path for path, _, announced_ms in _announced(storage, root) if now_ms - announced_ms > SWEPT_MS]
+
+
+def _announced(storage: Storage, root: str) -> list[tuple[str, str, int]]:
+    """Path, token and time of each announcement, the oldest first."""
+    place = paths.announced(root)
+    matches = [_NAME.fullmatch(info.name) for info in storage.list(place)]
+    return sorted((f"{place}/{match[0]}", match[2], int(match[1])) for match in matches if match is not None)
 
 
 def _rows(batch: pa.RecordBatch) -> list[Row]:

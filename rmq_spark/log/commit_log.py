@@ -254,7 +254,7 @@ class CommitLog:
             return self._view
 
     def wait(self, offset: int, timeout: float) -> bool:
-        """Block until the log's end is behind `offset`; False if it is not after `timeout` seconds.
+        """Block until the log's end is behind `offset`; False if it is not after `timeout` seconds, or at a `wake`.
 
         All who wait share one follower, which the file system wakes where it can.
 
@@ -269,6 +269,11 @@ class CommitLog:
                     place = paths.commitlog(self.root)
                     self._follower = Follower(self.storage, place, lambda: self.refresh().state.offset, self.clock)
         return self._follower.wait(offset, timeout)
+
+    def wake(self) -> None:
+        """Let everybody of this process who waits return, as after their time."""
+        if self._follower is not None:
+            self._follower.wake()
 
     def look(self, ask: Callable[[LogView], Answer]) -> Answer:
         """Refresh, and return what `ask` takes from the view; no other thread changes it meanwhile."""

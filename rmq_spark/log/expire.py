@@ -7,12 +7,13 @@ Consumers hold nothing back: RocketMQ's retention looks at age and disk only, an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from rmq_spark.errors import ExistsError, InvalidRequestError, NotFoundError
+from rmq_spark.errors import ExistsError, InvalidRequestError, NotFoundError, StorageFullError
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, write_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import collect_garbage, floor_snapshot, named_snapshots, roll
@@ -20,6 +21,8 @@ from rmq_spark.log.view import LogView
 
 if TYPE_CHECKING:
     from rmq_spark.log.commit_log import CommitLog
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,37 +53,54 @@ def expire(
     `disk_reclaim_ratio`, as RocketMQ's cleaner. `before_ms` overrides the retention's age. `hold` may keep segments.
 
     Raises:
-        InvalidRequestError: the log holds state of folds that this handle does not know; nothing was changed.
+        InvalidRequestError: the log holds state of folds that this handle does not know; no message was dropped.
+        StorageFullError: nothing could go without room for a few small files, and there is none.
         ReadOnlyError, ClosedError: this handle may not change the log.
     """
     log.check_writable()
     settings, now = log.settings, log.clock.now_ms()
     limit = now - settings.retention_ms if before_ms is None else before_ms
-    usage = log.storage.disk_usage()
-    used = usage[0] / usage[1] if usage and usage[1] else 0.0
-    forced = used > settings.disk_force_ratio
+    # On a full disk there is no room for a segment: first goes what can go without one.
+    deleted = collect_garbage(log, log.refresh().mark)
+    used, total = log.storage.disk_usage() or (0, 1)
+    excess = used - total * settings.disk_force_ratio
+    forced = excess > 0
     hours = {int(hour) for hour in settings.delete_when.split(";")}
-    due = not scheduled or used > settings.disk_reclaim_ratio
+    due = not scheduled or used > total * settings.disk_reclaim_ratio
     due = due or datetime.fromtimestamp(now / 1000, UTC).hour in hours
+    by_age = limit if due else None
+    dropped = _drop(log, by_age, excess, hold)
+    excess -= sum(segment.bytes for segment in dropped)
     commits = log.refresh().state.commits
-    if (due or forced) and commits.times and (commits.times[0] < limit or forced):
-        roll(log, min_commits=1)  # retention drops segments, so old commits have to be in some first
+    if (due or excess > 0) and commits.times and (commits.times[0] < limit or excess > 0):
+        try:
+            deleted += roll(log, min_commits=1).deleted  # only segments are dropped: old commits go into some first
+            dropped += _drop(log, by_age, excess, hold)
+        except StorageFullError as error:
+            if not deleted and not dropped:
+                raise
+            _log.warning("old commits were not rolled, and so did not expire, for lack of room: %s", error)
+    mark = log.refresh().mark
+    deleted += collect_garbage(log, mark)
+    return ExpireResult(segments=dropped, log_start=mark.log_start, forced=forced, deleted=deleted)
+
+
+def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None) -> tuple[SegmentRef, ...]:
+    """Make a mark without the segments that are older than the limit, or in the way on a full disk; return them."""
     while True:
         view = log.refresh()
         mark = view.mark
-        count = _expired(mark, limit if due else None, used, usage[1] if usage else 0, log)
+        count = _expired(mark, limit_ms, excess)
         if count and hold is not None:
             allowed = hold(mark.segments[count - 1].end)
             count = sum(segment.end <= allowed for segment in mark.segments[:count])
         if not count:
-            return ExpireResult(
-                segments=(), log_start=mark.log_start, forced=forced, deleted=collect_garbage(log, mark)
-            )
-        dropped = mark.segments[:count]
+            return ()
+        segments = mark.segments[:count]
         _refuse_unknown_folds(view)
         try:
-            starts = _starts_behind(log, mark, dropped)
-            snapshots = _covering_snapshots(log, mark, dropped[-1].end)
+            starts = _starts_behind(log, mark, segments)
+            snapshots = _covering_snapshots(log, mark, segments[-1].end)
         except NotFoundError:
             if log.refresh().mark.epoch == mark.epoch:
                 raise
@@ -88,7 +108,7 @@ def expire(
         new = replace(
             mark,
             epoch=mark.epoch + 1,
-            log_start=dropped[-1].end,
+            log_start=segments[-1].end,
             segments=mark.segments[count:],
             starts=starts,
             snapshots=snapshots,
@@ -98,13 +118,7 @@ def expire(
             write_mark(log.storage, log.root, new, mark, log.clock.token())
         except ExistsError:
             continue  # somebody maintained the log meanwhile: look again
-        log.refresh()
-        return ExpireResult(
-            segments=dropped,
-            log_start=new.log_start,
-            forced=forced,
-            deleted=collect_garbage(log, new),
-        )
+        return segments
 
 
 def _refuse_unknown_folds(view: LogView) -> None:
@@ -138,14 +152,12 @@ def _starts_behind(log: CommitLog, mark: Mark, dropped: Sequence[SegmentRef]) ->
     return starts.dump()
 
 
-def _expired(mark: Mark, limit_ms: int | None, used: float, total: int, log: CommitLog) -> int:
-    """How many of the oldest segments go."""
+def _expired(mark: Mark, limit_ms: int | None, excess: float) -> int:
+    """How many of the oldest segments go: by age, and until the disk has `excess` bytes more."""
     count = 0
-    for segment in mark.segments[:-1]:  # the last one carries the state at the floor
-        by_age = limit_ms is not None and segment.max_ms < limit_ms
-        by_disk = used > log.settings.disk_force_ratio
-        if not (by_age or by_disk):
+    for segment in mark.segments[:-1]:  # the last one always stays
+        if (limit_ms is None or segment.max_ms >= limit_ms) and excess <= 0:
             break
         count += 1
-        used -= segment.bytes / total if total else 0.0
+        excess -= segment.bytes
     return count

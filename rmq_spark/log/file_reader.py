@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -36,57 +35,24 @@ GAP_BYTES: Final = 16 * 1024
 """Two wanted ranges with no more than this between them are fetched as one."""
 
 
-def read_meta(storage: Storage, path: str, kind: str) -> FileMeta:
+def read_meta(storage: Storage, path: str, kind: str, tail: tuple[bytes, int] | None = None) -> FileMeta:
     """Return the checked metadata of the file at `path`, which must be of the given kind.
+
+    `tail` is what `Storage.read_tail` has given for `TAIL_BYTES`, if that was read before.
 
     Raises:
         NotFoundError: there is no such file.
         CorruptDataError: it is damaged, foreign or of another kind.
         UnsupportedVersionError: it was written by a newer version.
     """
-    return _read_tail(storage, path, kind)[1]
-
-
-def _read_tail(storage: Storage, path: str, kind: str) -> tuple[bytes, FileMeta]:
-    """A file's last bytes, and what they say."""
-    tail, size = storage.read_tail(path, TAIL_BYTES)
+    data, size = storage.read_tail(path, TAIL_BYTES) if tail is None else tail
     try:
-        meta = parse(path, tail, size)
+        meta = parse(path, data, size)
     except NeedMoreError as more:
-        tail, size = storage.read_tail(path, more.length)
-        meta = parse(path, tail, size)
+        meta = parse(path, *storage.read_tail(path, more.length))
     if meta.kind != kind:
         raise meta.corrupt("file is of another kind", kind=meta.kind, expected=kind)
-    return tail, meta
-
-
-class MetaCache:
-    """`read_meta` that parses a file's metadata once, however often it is asked for; for one thread.
-
-    The tail is still read each time and compared, so a file that was replaced under its name is never mistaken for
-    the one before.
-    """
-
-    def __init__(self, files: int) -> None:
-        self._files = files
-        self._kept: OrderedDict[str, tuple[bytes, FileMeta]] = OrderedDict()
-
-    def read_meta(self, storage: Storage, path: str, kind: str) -> FileMeta:
-        """As the function `read_meta`."""
-        name = f"{storage.uri}/{path}"
-        known = self._kept.get(name)
-        if known is not None:
-            self._kept.move_to_end(name)
-            tail, size = storage.read_tail(path, len(known[0]))
-            meta = known[1]
-            if size == meta.size and meta.kind == kind and tail == known[0]:
-                return meta
-        tail, meta = _read_tail(storage, path, kind)
-        if meta.whole is None:  # a file that came whole is small: parsing it costs less than keeping it
-            self._kept[name] = tail, meta
-            if len(self._kept) > self._files:
-                self._kept.popitem(last=False)
-        return meta
+    return meta
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ plans by fingerprint, reads through this door, and plans again when another file
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from rmq_spark.errors import CorruptDataError, NotFoundError
-from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.file_format import TAIL_BYTES, FileMeta
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.tail_index import fingerprint
 from rmq_spark.storage import paths
@@ -29,6 +31,11 @@ Answer = TypeVar("Answer")
 CACHED_BYTES: Final = 32 * 1024 * 1024
 """Metadata is kept up to so many bytes; of small commits, whose metadata comes with their rows, the whole file."""
 
+NEAR_COMMITS: Final = 8
+"""Who has folded so many commits and is not at the end lists what there is, and reads ahead."""
+AHEAD_COMMITS: Final = 128
+"""So many files are read at a time: enough to keep a bucket's connections busy, and 8 MiB at most."""
+
 
 class LogFiles:
     """Files of one log. Safe to use from any thread."""
@@ -40,23 +47,38 @@ class LogFiles:
         self._kept: OrderedDict[tuple[str, int], FileMeta] = OrderedDict()
         self._kept_bytes = 0
 
-    def next_commit(self, offset: int) -> FileMeta:
-        """The metadata of the commit at `offset`, whatever stands there now.
+    def commits_from(self, offset: int) -> Iterator[FileMeta]:
+        """The metadata of the commits from `offset` on, whatever stands there now, up to the first absent name.
+
+        Who is far behind has many to read: behind the first few, as many as a listing names are read at a time.
 
         Raises:
-            NotFoundError: there is none.
-            CorruptDataError: it is damaged.
+            CorruptDataError: one is damaged.
         """
-        meta = read_meta(self.storage, paths.commit(self.root, offset), "commit")
-        self.keep(meta)
-        return meta
+        listed: list[int] = []
+        tails: dict[int, tuple[bytes, int] | None] = {}
+        for number in count():
+            if number == NEAR_COMMITS:
+                listed = sorted(commit_numbers(self.storage, self.root, offset))
+            at = bisect_left(listed, offset)
+            if offset not in tails and listed[at : at + 1] == [offset]:
+                ahead = listed[at : at + AHEAD_COMMITS]
+                found = self.storage.read_tails([paths.commit(self.root, first) for first in ahead], TAIL_BYTES)
+                tails = dict(zip(ahead, found, strict=True))
+            try:
+                meta = read_meta(self.storage, paths.commit(self.root, offset), "commit", tails.pop(offset, None))
+            except NotFoundError:
+                return
+            self.keep(meta)
+            yield meta
+            offset += meta.rows
 
     def has(self, path: str, wanted: int) -> bool:
         """Whether the metadata of this file is here, so that asking for it reads nothing."""
         return (path, wanted) in self._kept
 
-    def meta(self, path: str, kind: str, wanted: int) -> FileMeta:
-        """The metadata of the file with the fingerprint `wanted`.
+    def meta(self, path: str, kind: str, wanted: int, tail: tuple[bytes, int] | None = None) -> FileMeta:
+        """The metadata of the file with the fingerprint `wanted`; `tail` are its last bytes, if they were read before.
 
         Raises:
             NotFoundError: it is gone, or another file stands there: plan again.
@@ -68,7 +90,7 @@ class LogFiles:
             if known is not None:
                 self._kept.move_to_end(key)
                 return known
-        meta = read_meta(self.storage, path, kind)
+        meta = read_meta(self.storage, path, kind, tail)
         if fingerprint(meta.digest) != wanted:
             raise NotFoundError("another file stands where the planned one was", path=path)
         self.keep(meta)
@@ -81,7 +103,16 @@ class LogFiles:
             NotFoundError: one of them is gone, or another file stands there: plan again.
             CorruptDataError: one of them is damaged.
         """
-        return [self.meta(paths.commit(self.root, first), "commit", mark) for first, mark in wanted]
+        names = [paths.commit(self.root, first) for first, _ in wanted]
+        unread = [name for name, (_, mark) in zip(names, wanted, strict=True) if not self.has(name, mark)]
+        tails: dict[str, tuple[bytes, int] | None] = {}
+        metas = []
+        for name, (_, mark) in zip(names, wanted, strict=True):
+            if unread and name == unread[0]:
+                ahead, unread = unread[:AHEAD_COMMITS], unread[AHEAD_COMMITS:]
+                tails = dict(zip(ahead, self.storage.read_tails(ahead, TAIL_BYTES), strict=True))
+            metas.append(self.meta(name, "commit", mark, tails.pop(name, None)))
+        return metas
 
     def segment(self, segment: SegmentRef) -> FileMeta:
         """The metadata of a segment that a mark names.
@@ -116,6 +147,12 @@ class LogFiles:
             self._kept_bytes += meta.tail_bytes - (before.tail_bytes if before is not None else 0)
             while self._kept_bytes > CACHED_BYTES and len(self._kept) > 1:
                 self._kept_bytes -= self._kept.popitem(last=False)[1].tail_bytes
+
+
+def commit_numbers(storage: Storage, root: str, offset: int) -> list[int]:
+    """First offsets of the commits from `offset` on, as a listing shows them, in no order."""
+    names = (paths.file_number(info.name) for info in storage.list(paths.commitlog(root)))
+    return [number for number in names if number is not None and number >= offset]
 
 
 def read_planned(log: CommitLog, plan: Callable[[LogView], Planned], answer: Callable[[Planned], Answer]) -> Answer:

@@ -22,6 +22,8 @@ Value = TypeVar("Value")
 UNREADABLE: Final = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 """What a record raises that is not what its fold reads."""
 
+_scan_json: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined] # documented for subclasses only
+
 COLUMNS: Final = ("body", "queueId", "queueOffset", "msgId", "properties", "bornTimestamp")
 """What a fold may ask for; the store time of each record comes with it in any case."""
 
@@ -43,14 +45,23 @@ class Records:
         return len(self.store_ms)
 
     def values(self) -> list[dict[str, Any]]:
-        """The JSON object in each body; all of them are parsed in one go.
+        """The JSON object in each body.
 
         Raises:
             TypeError, ValueError: a body is no JSON object.
         """
-        values: list[dict[str, Any]] = json.loads(b"[%b]" % b",".join(self.bodies))
-        if len(values) != len(self.bodies) or not all(isinstance(value, dict) for value in values):
-            raise TypeError("the body of a record must be one JSON object")
+        values: list[dict[str, Any]] = []
+        for body in self.bodies:
+            text = body.decode()
+            try:
+                value, end = _scan_json(text, 0)  # less than half the time of `json.loads`
+            except StopIteration:
+                end = -1
+            if end != len(text):
+                value = json.loads(text)  # white space around it, or the error that says what is wrong
+            if type(value) is not dict:
+                raise TypeError("the body of a record must be a JSON object")
+            values.append(value)
         return values
 
 

@@ -44,13 +44,14 @@ class Follower:
         self._changed = threading.Condition()
         self._end = -1
         self._waiting = 0
+        self._woken = 0
         self._closed = False
         self._error: RmqError | None = None
         self._thread: threading.Thread | None = None
         self._watch: Watch | None = None
 
     def wait(self, offset: int, timeout: float) -> bool:
-        """Block until the log's end is behind `offset`; False if it is not after `timeout` seconds.
+        """Block until the log's end is behind `offset`; False if it is not after `timeout` seconds, or at a `wake`.
 
         Raises:
             ClosedError: the log was closed meanwhile.
@@ -61,14 +62,16 @@ class Follower:
             if self._end > offset:
                 return True
             self._waiting += 1
+            woken = self._woken
             try:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="rmq-follow", daemon=True)
                     self._thread.start()
                 self._changed.notify_all()  # the thread may be asleep
-                return self._changed.wait_for(lambda: self._closed or self._error or self._end > offset, timeout) and (
-                    self._check() or self._end > offset
+                self._changed.wait_for(
+                    lambda: self._closed or self._error or self._end > offset or self._woken != woken, timeout
                 )
+                return self._check() or self._end > offset
             finally:
                 self._waiting -= 1
 
@@ -79,6 +82,12 @@ class Follower:
                 self._end = end
                 if self._waiting:
                     self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let everybody who waits return, as after their time: somebody of this process wants to end."""
+        with self._changed:
+            self._woken += 1
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Wake everybody who waits, and end."""

@@ -15,12 +15,14 @@ listing, no clock and no lease; docs/decisions/0003 has the argument in full.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log import file_encoder, file_layout
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.queues import Queues
@@ -28,7 +30,7 @@ from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
 GENESIS: Final = "0" * 32
-"""What the first commit and the first mark name as their predecessor's digest."""
+"""What the first mark names as its predecessor's digest, and the first commit of a log that is bound to no store."""
 
 
 class SnapshotRef(NamedTuple):
@@ -169,7 +171,27 @@ def find_mark(storage: Storage, root: str) -> Mark:
     """
     listed = [paths.file_number(info.name) or 0 for info in storage.list(paths.marks(root))]
     epoch = _last_epoch(storage, root, max(listed, default=0))
-    return read_mark(storage, root, epoch) if epoch else Mark()
+    return read_mark(storage, root, epoch) if epoch else Mark(floor_digest=genesis(storage, root))
+
+
+def genesis(storage: Storage, root: str) -> str:
+    """What the first commit of a log names as its predecessor's digest.
+
+    It is made of the store's nonce, so that no commit of another store can begin the chain. Stores of format version 1,
+    and logs outside of a store, do not have that.
+
+    Raises:
+        CorruptDataError: the store's file is damaged.
+    """
+    try:
+        info = json.loads(storage.read(paths.STORE_FILE))
+        if not info.get("bound"):
+            return GENESIS
+        return hashlib.blake2b(f"{info['nonce']}/{root}".encode(), digest_size=16).hexdigest()
+    except NotFoundError:
+        return GENESIS
+    except (AttributeError, KeyError, ValueError) as error:
+        raise CorruptDataError("store.json is damaged", uri=storage.uri) from error
 
 
 def _last_epoch(storage: Storage, root: str, epoch: int) -> int:

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, InvalidRequestError, NotFoundError
 from rmq_spark.log import file_encoder, scan, schema
+from rmq_spark.log.announce import past_announcements
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, newest_mark, write_mark
 from rmq_spark.log.rows import cut, describe
@@ -74,10 +75,26 @@ class _Chunk:
     commits: int
 
 
-def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progress) -> RollResult:
+def roll(
+    log: CommitLog,
+    *,
+    min_commits: int = 2,
+    progress: Progress = no_progress,
+    tiered: bool = False,
+    tidy: bool = True,
+) -> RollResult:
     """Roll the commits above the floor into segments, if there are at least `min_commits`.
 
-    `progress` is called with (segments done, segments in all).
+    Small segments before them are taken in, so that segments reach their aim. `tiered` takes in only segments that
+    have no more messages than what they are merged with: for whoever rolls often, because a message is then rewritten
+    a few times (log2 of its segment's messages) and not by every roll.
+
+    Args:
+        log: the log.
+        min_commits: do nothing for fewer commits.
+        progress: called with (segments done, segments in all).
+        tiered: as above.
+        tidy: delete what nothing needs any more. It lists directories; whoever rolls often does that now and then.
 
     Raises:
         CorruptDataError: the log is damaged; nothing was changed.
@@ -89,8 +106,8 @@ def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progre
     view.load()
     mark = view.mark
     if len(view.state.commits.firsts) < max(1, min_commits):
-        return RollResult(segments=(), commits=0, deleted=collect_garbage(log, mark))
-    kept, chunks = _chunks(log, view)
+        return RollResult(segments=(), commits=0, deleted=collect_garbage(log, mark) if tidy else 0)
+    kept, chunks = _chunks(log, view, tiered=tiered)
     written: list[SegmentRef] = []
     snapshot: SnapshotRef | None = None
     try:
@@ -123,7 +140,7 @@ def roll(log: CommitLog, *, min_commits: int = 2, progress: Progress = no_progre
         if snapshot is not None:
             log.storage.delete(f"{paths.floors(log.root)}/{snapshot.name}")
         return RollResult(segments=(), commits=0, deleted=0)
-    deleted = collect_garbage(log, new)
+    deleted = collect_garbage(log, new) if tidy else 0
     return RollResult(segments=tuple(written), commits=sum(chunk.commits for chunk in chunks), deleted=deleted)
 
 
@@ -146,17 +163,19 @@ def named_snapshots(before: Sequence[SnapshotRef], newest: SnapshotRef) -> tuple
     return tuple(kept)
 
 
-def _chunks(log: CommitLog, view: LogView) -> tuple[tuple[SegmentRef, ...], list[_Chunk]]:
-    """Which segments stay, and which ranges become new ones: a small last segment is merged with what follows."""
+def _chunks(log: CommitLog, view: LogView, *, tiered: bool) -> tuple[tuple[SegmentRef, ...], list[_Chunk]]:
+    """Which segments stay, and which ranges become new ones: small last segments are merged with what follows."""
     settings, commits, kept = log.settings, view.state.commits, view.mark.segments
     chunks: list[_Chunk] = []
     size, begin_ms = 0, 0
-    if kept and kept[-1].bytes < settings.segment_bytes // 2:
+    rows = view.state.offset - view.mark.floor
+    while kept and size + kept[-1].bytes < settings.segment_bytes // 2:
         last = kept[-1]
-        if commits.times[0] - last.min_ms <= settings.segment_span_ms:
-            kept = kept[:-1]
-            chunks.append(_Chunk(last.first, last.end, 0))
-            size, begin_ms = last.bytes, last.min_ms
+        if commits.times[0] - last.min_ms > settings.segment_span_ms or (tiered and last.end - last.first > rows):
+            break
+        kept = kept[:-1]
+        chunks = [_Chunk(last.first, view.mark.floor, 0)]
+        size, begin_ms, rows = size + last.bytes, last.min_ms, rows + last.end - last.first
     ends = [*commits.firsts[1:], view.state.offset]
     for first, end, store_ms, weight in zip(commits.firsts, ends, commits.times, commits.sizes, strict=True):
         fresh = not chunks or size >= settings.segment_bytes or store_ms - begin_ms > settings.segment_span_ms
@@ -173,7 +192,8 @@ def _digest_before(log: CommitLog, mark: Mark, first: int) -> str:
     """The digest before the first chunk, which may take in the last segment."""
     if first == mark.floor:
         return mark.floor_digest
-    digest: str = log.files.segment(mark.segments[-1]).doc["prev"]
+    [taken_in] = [segment for segment in mark.segments if segment.first == first]
+    digest: str = log.files.segment(taken_in).doc["prev"]
     return digest
 
 
@@ -251,7 +271,7 @@ def _bounds(batches: list[pa.RecordBatch]) -> I64:
 
 
 def collect_garbage(log: CommitLog, mark: Mark) -> int:
-    """Delete files that `mark` has made useless: rolled commits, replaced segments, old snapshots.
+    """Delete files that `mark` has made useless: rolled commits, replaced segments, old snapshots; and dead offers.
 
     Files younger than the grace period stay, for readers that still hold them. Row files are the business of
     `collect`: a commit file below the floor may be an orphan, so what it refers to is no reason to delete.
@@ -263,26 +283,24 @@ def collect_garbage(log: CommitLog, mark: Mark) -> int:
     if useless and mark.epoch:
         # Its maker may have died between creating it and making it durable. Names must not become free before that.
         storage.sync([paths.mark(root, mark.epoch)])
-    for path in useless:
-        storage.delete(path)
+    storage.delete_many(useless)
     return len(useless)
 
 
 def _useless(log: CommitLog, mark: Mark) -> list[str]:
-    """Paths of the files that `mark` has made useless, in the order of deletion; foreign files are not ours to take."""
+    """Paths of the files that `mark` has made useless; foreign files are not ours to take."""
     storage, root = log.storage, log.root
     latest = log.clock.now_ms() - log.settings.delete_grace_ms
-    old = sorted(
-        number
+    useless = [
+        paths.commit(root, number)
         for info in storage.list(paths.commitlog(root))
         if (number := paths.file_number(info.name)) is not None and number < mark.floor and info.modified_ms <= latest
-    )
-    found = [paths.commit(root, number) for number in old]
+    ]
     live = {segment.name for segment in mark.segments}
     # A segment that is not in the mark was replaced, has expired, or its roller died or lost. A roller that is
     # about to name it in a mark of its own cannot: that mark's number would be this mark's, which is taken.
     # Younger files may belong to a roller that began after this mark.
-    found += [
+    useless += [
         f"{paths.segments(root)}/{info.name}"
         for info in storage.list(paths.segments(root))
         if info.name not in live and info.modified_ms <= latest and _is_older(info.name, mark)
@@ -290,14 +308,14 @@ def _useless(log: CommitLog, mark: Mark) -> list[str]:
     for info in storage.list(paths.snapshots(root)):
         offset = paths.snapshot_offset(info.name)
         if offset is not None and offset < mark.floor:
-            found.append(f"{paths.snapshots(root)}/{info.name}")
+            useless.append(f"{paths.snapshots(root)}/{info.name}")
     named = {snapshot.name for snapshot in mark.snapshots}
     for info in storage.list(paths.floors(root)):
         offset = paths.snapshot_offset(info.name)
         # One at the floor itself may be about to be named by an expiry.
         if offset is not None and offset < mark.floor and info.name not in named and info.modified_ms <= latest:
-            found.append(f"{paths.floors(root)}/{info.name}")
-    return found
+            useless.append(f"{paths.floors(root)}/{info.name}")
+    return useless + past_announcements(storage, root, log.clock.now_ms())
 
 
 def _is_older(name: str, mark: Mark) -> bool:

@@ -21,18 +21,27 @@ def is_small(meta: FileMeta) -> bool:
     return meta.whole is not None and "blocks" not in meta.doc and "files" not in meta.doc
 
 
+def decode_commits(metas: Sequence[FileMeta]) -> pa.RecordBatch:
+    """The stored columns of small commits, in the order of the log.
+
+    Raises:
+        CorruptDataError: a commit's rows cannot be parsed, or are not as many as it says.
+    """
+    whole = decode_small_files([meta.whole or b"" for meta in metas])
+    if len(whole) != sum([meta.rows for meta in metas]):
+        raise CorruptDataError("a commit has another number of rows than its metadata says", file=metas[0].path)
+    return whole
+
+
 def join_rows(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:
     """The messages of neighbouring small commits as one batch of `schema.MESSAGE`, in the order of a segment.
 
     Raises:
         CorruptDataError: a commit's rows cannot be parsed, or are not as many as it says.
     """
-    whole = decode_small_files([meta.whole or b"" for meta in metas])
-    rows = [meta.rows for meta in metas]
-    if len(whole) != sum(rows):
-        raise CorruptDataError("a commit has another number of rows than its metadata says", file=metas[0].path)
+    whole = decode_commits(metas)
     firsts = np.array([meta.doc["first"] for meta in metas], np.int64)
-    counts = np.array(rows, np.int64)
+    counts = np.array([meta.rows for meta in metas], np.int64)
     commit = np.arange(len(whole)) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
     times = np.repeat(np.array([meta.doc["ts"] for meta in metas], np.int64), counts)
     queue = np.concatenate([queue_offsets(meta.runs, meta.bases) for meta in metas])

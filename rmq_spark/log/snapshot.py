@@ -141,7 +141,9 @@ def floor_state(storage: Storage, root: str, mark: Mark, folds: Sequence[type[Fo
         CorruptDataError: it is damaged, or not the one that the mark names.
     """
     if not mark.floor:
-        return LogState(folds), []
+        state = LogState(folds)
+        state.digest = mark.floor_digest
+        return state, []
     for named in mark.snapshots:
         if named.offset == mark.floor:
             return LogState.load(_named_payloads(storage, root, named), folds)

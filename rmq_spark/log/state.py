@@ -163,9 +163,11 @@ class LogState:
 
     # ------------------------------------------------------------ commits
 
-    def apply(self, meta: FileMeta, records: Iterable[Records]) -> None:
-        """Take in the next commit; `records` are the rows of those of its topics that a declared fold reads."""
-        doc = meta.doc
+    def apply(self, metas: Sequence[FileMeta], records: Iterable[Records]) -> None:
+        """Take in the next commits; `records` are the rows of those of their topics that a declared fold reads.
+
+        Several commits only if they say nothing to the log's own folds.
+        """
         truncated: list[str] = []
         for each in records:
             try:
@@ -173,12 +175,14 @@ class LogState:
                 if each.topic in Truncations.topics:
                     truncated += Truncations.names(each)
             except UNREADABLE as error:
-                raise unreadable(each.topic, doc["first"], error) from error
-        for app in apps_of(doc):
-            self.fold(SinkBatches).land(*app[:3])
-        if files := doc.get("files"):
-            self.fold(RowFiles).refer([file[0] for file in files], doc["first"])
-        self._advance(meta, truncated)
+                raise unreadable(each.topic, metas[0].doc["first"], error) from error
+        for meta in metas:
+            doc = meta.doc
+            for app in apps_of(doc):
+                self.fold(SinkBatches).land(*app[:3])
+            if files := doc.get("files"):
+                self.fold(RowFiles).refer([file[0] for file in files], doc["first"])
+            self._advance(meta, truncated)
 
     def _advance(self, meta: FileMeta, truncated: Sequence[str]) -> None:
         doc = meta.doc

@@ -21,20 +21,21 @@ class Journal:
 
     def __init__(self) -> None:
         self.is_open = False
-        self._entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        self.entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        """Dict, key, and what stood there before; noted before it changes."""
 
     def open(self) -> None:
         """From here on, note what each change replaces."""
-        self._entries.clear()
+        self.entries.clear()
         self.is_open = True
 
     def position(self) -> int:
         """A point to go back to."""
-        return len(self._entries)
+        return len(self.entries)
 
     def undo(self, position: int = 0) -> None:
         """Take back every change after `position`, newest first."""
-        entries = self._entries
+        entries = self.entries
         while len(entries) > position:
             table, key, value = entries[-1]
             if value is _ABSENT:
@@ -46,11 +47,7 @@ class Journal:
     def close(self) -> None:
         """Keep what is left of the changes."""
         self.is_open = False
-        self._entries.clear()
-
-    def note(self, table: dict[Any, Any], key: Any) -> None:
-        """Remember what stands under `key`, before it changes."""
-        self._entries.append((table, key, table.get(key, _ABSENT)))
+        self.entries.clear()
 
 
 class UndoDict(dict[Key, Value]):
@@ -65,15 +62,17 @@ class UndoDict(dict[Key, Value]):
         super().__init__(values or {})
         self._journal = journal
 
+    # Both in one step each, and not by `super`: folding a record is a few of these calls.
+
     def __setitem__(self, key: Key, value: Value) -> None:
         if self._journal.is_open:
-            self._journal.note(self, key)
-        super().__setitem__(key, value)
+            self._journal.entries.append((self, key, self.get(key, _ABSENT)))
+        dict.__setitem__(self, key, value)
 
     def __delitem__(self, key: Key) -> None:
         if self._journal.is_open:
-            self._journal.note(self, key)
-        super().__delitem__(key)
+            self._journal.entries.append((self, key, self.get(key, _ABSENT)))
+        dict.__delitem__(self, key)
 
     def discard(self, key: Key) -> None:
         """Remove the entry, if there is one."""

@@ -18,8 +18,9 @@ from rmq_spark.errors import CorruptDataError, NotFoundError, RmqError, Unsuppor
 from rmq_spark.log.file_format import FileMeta, check_whole
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.fold import Fold
-from rmq_spark.log.marks import Mark, SegmentRef, read_mark
+from rmq_spark.log.marks import Mark, SegmentRef, genesis, read_mark
 from rmq_spark.log.queues import Queues
+from rmq_spark.log.records import read_records
 from rmq_spark.log.roll import Progress, no_progress
 from rmq_spark.log.rows import check_described, queue_offsets
 from rmq_spark.log.snapshot import comparable, floor_state, load_snapshot, read_payloads
@@ -32,7 +33,7 @@ from rmq_spark.log.verify_files import (
     check_few_rows,
     check_references,
 )
-from rmq_spark.log.view import check_link, read_records
+from rmq_spark.log.view import check_link
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
@@ -168,7 +169,7 @@ class _Verifier:
                 self._foreign(paths.marks, name)
             else:
                 listed.append(number)
-        last: Mark | None = Mark()
+        last: Mark | None = Mark(floor_digest=genesis(self._storage, self._root))
         epoch = 0
         while self._storage.exists(paths.mark(self._root, epoch + 1)) or epoch < max(listed, default=0):
             epoch += 1
@@ -206,6 +207,8 @@ class _Verifier:
                 self._segment_rows(meta, segment)
                 if before is not None and meta.doc["prev"] != before.doc["last"]:
                     raise meta.corrupt("chain is broken between segments")
+                if not segment.first and meta.doc["prev"] != genesis(self._storage, self._root):
+                    raise meta.corrupt("the log of another store begins here")
                 check_counts(meta, queues)
                 before = meta
             except (RmqError, *_UNREADABLE) as error:
@@ -266,10 +269,10 @@ class _Verifier:
                 self._folded[state.offset] = comparable(state, mark.floor, starts)
             path = paths.commit(self._root, state.offset)
             try:
-                meta, reader = self._open(path)
+                meta = self._whole(path)
                 if not intact:
                     state.digest, intact = meta.doc.get("prev", ""), True
-                self._commit(meta, reader, state)
+                self._commit(meta, state)
             except NotFoundError:
                 later = self._next_commit(state.offset)
                 if self._storage.exists(path):
@@ -324,7 +327,7 @@ class _Verifier:
             else:
                 self._damage(path, "file stands where no commit can be: not part of the chain")
 
-    def _commit(self, meta: FileMeta, reader: pa.ipc.RecordBatchFileReader, state: LogState) -> None:
+    def _commit(self, meta: FileMeta, state: LogState) -> None:
         check_link(meta, state, self._broker)
         if meta.doc["ts"] - state.store_ms > CLOCK_JUMP_MS and state.store_ms:
             self._warn(meta.path, f"store time jumps by {meta.doc['ts'] - state.store_ms} ms")
@@ -340,8 +343,8 @@ class _Verifier:
             found = [self._row_file(meta, file) for file in files]
             check_references(meta, [file for file in found if file is not None])
         else:
-            self._check_rows(meta, reader)
-        state.apply(meta, read_records(self._storage, meta, state))
+            self._check_rows(meta)
+        state.apply([meta], read_records(self._storage, meta, state))
         self._report.commits += 1
         self._report.messages += meta.rows
 
@@ -351,10 +354,10 @@ class _Verifier:
         self._referenced.add(name)
         self._report.row_files += 1
         try:
-            meta, reader = self._open(path)
+            meta = self._whole(path)
             if meta.kind != "rows" or meta.digest != digest:
                 raise meta.corrupt("not the row file that its commit names", expected=digest)
-            self._check_rows(meta, reader)
+            self._check_rows(meta)
         except (RmqError, *_UNREADABLE) as error:
             first = commit.doc["first"]
             self._damage(path, _text(error), first=first, end=first + commit.rows)
@@ -429,19 +432,14 @@ class _Verifier:
     # -------------------------------------------------------- files and rows
 
     def _whole(self, path: str) -> FileMeta:
-        """As `_open`, for the metadata."""
-        return self._open(path)[0]
-
-    def _open(self, path: str) -> tuple[FileMeta, pa.ipc.RecordBatchFileReader]:
         """Read a whole file and check every bit of it."""
         data = self._files.read(path)
         self._done += 1
         self._progress(self._done, max(self._total, self._done))
         self._report.bytes += len(data)
         meta = check_whole(path, data)
-        reader = pa.ipc.open_file(pa.BufferReader(data))
         meta.whole = data
-        return meta, reader
+        return meta
 
     def _rows(self, meta: FileMeta, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Every block with its check-sums, then only the columns that are asked for."""
@@ -453,10 +451,11 @@ class _Verifier:
         if total != meta.rows:
             raise meta.corrupt("file has another number of rows than its metadata says", rows=total)
 
-    def _check_rows(self, meta: FileMeta, reader: pa.ipc.RecordBatchFileReader) -> None:
+    def _check_rows(self, meta: FileMeta) -> None:
         """Check every row of a file against everything that the metadata says of them."""
         if meta.rows <= FEW_ROWS and "blocks" not in meta.doc:
-            check_few_rows(meta, reader)
+            [batch] = self._rows(meta, DESCRIBED)
+            check_few_rows(meta, batch)
             return
         for _ in self._described_rows(meta, DESCRIBED):
             pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,6 @@ from rmq_spark.log import bloom
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.rows import join_described
-from rmq_spark.log.schema import ROWS
 from rmq_spark.model.java_hash import java_hash
 from rmq_spark.storage.base import Storage
 
@@ -28,8 +27,6 @@ FEW_ROWS: Final = 8
 
 DESCRIBED: Final = ("topic", "queueId", "msgId", "tags", "keys")
 """The columns of which a file's metadata says something."""
-
-_DESCRIBED_PLACES: Final = [ROWS.get_field_index(name) for name in DESCRIBED]
 
 
 class ReadAhead:
@@ -67,14 +64,16 @@ class ReadAhead:
         return self._storage.read(path) if found is None else found
 
 
-def check_few_rows(meta: FileMeta, reader: pa.ipc.RecordBatchFileReader) -> None:
+def check_few_rows(meta: FileMeta, batch: pa.RecordBatch) -> None:
     """Check all rows of a small file against what its metadata says of them, as `check_described` does for many.
 
     Raises:
-        CorruptDataError: they cannot be read, or run index, tag codes, id range or key bloom do not describe them.
+        CorruptDataError: run index, tag codes, id range or key bloom do not describe them.
     """
-    topics, queues, ids, tags, keys = _read_columns(meta, reader)
+    topics, queues, ids, tags, keys = [column.to_pylist() for column in batch.columns]
     runs = meta.runs
+    if sum(runs.rows.tolist()) != meta.rows:
+        raise meta.corrupt("run index does not cover the rows")
     least, greatest = meta.doc["ids"]
     names, codes, row = runs.topics, runs.tag_codes.tolist(), 0
     described = zip(runs.topic.tolist(), runs.queue.tolist(), runs.rows.tolist(), runs.tag_counts.tolist(), strict=True)
@@ -92,16 +91,6 @@ def check_few_rows(meta: FileMeta, reader: pa.ipc.RecordBatchFileReader) -> None
             if keys[at] and not all(bloom.may_contain(meta.bloom, key) for key in keys[at].split(" ") if key):
                 raise meta.corrupt("a key is not in the key filter")
         row += rows
-
-
-def _read_columns(meta: FileMeta, reader: pa.ipc.RecordBatchFileReader) -> list[list[Any]]:
-    try:
-        batch = reader.get_batch(0)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise meta.corrupt("rows cannot be parsed", reason=str(error)) from error
-    if not batch.num_rows == meta.rows == sum(meta.runs.rows.tolist()) or reader.num_record_batches != 1:
-        raise meta.corrupt("file has another number of rows than its metadata says", rows=batch.num_rows)
-    return [batch.column(place).to_pylist() for place in _DESCRIBED_PLACES]
 
 
 def check_counts(meta: FileMeta, before: Queues | None) -> None:

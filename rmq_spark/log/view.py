@@ -11,24 +11,30 @@ Steps of `refresh`, which the tests and docs/architecture.md name by number:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log import scan
+from rmq_spark.log.core_folds import CORE_FOLDS
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.files import LogFiles
 from rmq_spark.log.fold import UNREADABLE, Fold, Records, unreadable
 from rmq_spark.log.marks import Mark, find_mark, newest_mark
 from rmq_spark.log.queues import Queues
+from rmq_spark.log.records import join_records, read_records, to_records
+from rmq_spark.log.small_commits import is_small
 from rmq_spark.log.snapshot import floor_state, newest_state, stored_fold
 from rmq_spark.log.state import LogState
 from rmq_spark.log.tail_index import fingerprint
 from rmq_spark.storage.base import Storage
+
+JOINED_COMMITS: Final = 256
+"""So many small commits are folded at once at most."""
+
+CORE_TOPICS: Final = frozenset(topic for fold in CORE_FOLDS for topic in fold.topics)
 
 
 class Landing(NamedTuple):
@@ -42,6 +48,14 @@ class Landing(NamedTuple):
     """Offers of other writers that it has landed: token, time, rows."""
     fingerprint: int
     """Which file it is."""
+
+
+class Link(NamedTuple):
+    """Where a commit leaves the log."""
+
+    offset: int
+    digest: str
+    store_ms: int
 
 
 class LogView:
@@ -183,11 +197,11 @@ class LogView:
     def _walk_and_confirm(self) -> bool:
         try:
             self.walk()
-        except CorruptDataError:
+        except (CorruptDataError, NotFoundError) as error:
             mark = newest_mark(self.storage, self.root, self.mark)
             if mark is self.mark or mark.floor <= self.confirmed:
-                raise
-            return False  # damage below a floor we had not heard of: an orphan, not the log
+                raise (missing(error) if isinstance(error, NotFoundError) else error) from error
+            return False  # rolled away while it was read, or damage below a floor we had not heard of: an orphan
         if not self._follow(self.confirmed):
             return False
         self.confirmed = self.state.offset
@@ -216,27 +230,40 @@ class LogView:
 
     def walk(self) -> None:
         """Steps 1 and 2: fold commits up to the first absent name, unconfirmed."""
-        while True:
-            try:
-                meta = self.files.next_commit(self.state.offset)
-            except NotFoundError:
-                return
-            self.take(meta)
-            if self.on_commit is not None:
-                doc = meta.doc
-                landing = Landing(
-                    doc["handle"], doc["seq"], doc["first"], doc["ts"], doc.get("helped", ()), fingerprint(meta.digest)
-                )
-                self._unconfirmed.append(landing)
+        before = Link(self.state.offset, self.state.digest, self.state.store_ms)
+        group: list[FileMeta] = []
+        try:
+            for meta in self.files.commits_from(before.offset):
+                before = check_link(meta, before, self.broker)
+                alone = not self._is_plain(meta)
+                if group and (alone or len(group) >= JOINED_COMMITS):
+                    ready, group = group, []
+                    self._take(ready)
+                group.append(meta)
+                if alone:
+                    ready, group = group, []
+                    self._take(ready)
+        finally:  # what was read before some damage is part of the log
+            if group:
+                self._take(group)
 
-    def take(self, meta: FileMeta) -> None:
-        """Fold the next commit after checking that it is the next link of the chain."""
-        check_link(meta, self.state, self.broker)
-        records = list(read_records(self.storage, meta, self.state))
+    def _is_plain(self, meta: FileMeta) -> bool:
+        """Whether a commit may be folded together with others: it is small and says nothing to the log's own folds."""
+        doc = meta.doc
+        return is_small(meta) and "app" not in doc and "apps" not in doc and CORE_TOPICS.isdisjoint(doc["topics"])
+
+    def _take(self, metas: Sequence[FileMeta]) -> None:
+        """Fold commits that were checked to be the next links of the chain."""
+        one = len(metas) == 1
+        records = list(read_records(self.storage, metas[0], self.state) if one else join_records(metas, self.state))
         loaded, self._loaded = self._loaded, False  # an interrupt in the middle makes the next call load anew
-        self.state.apply(meta, records)
+        self.state.apply(metas, records)
         self._loaded = loaded
-        self.folded += 1
+        self.folded += len(metas)
+        if self.on_commit is not None:
+            for doc, digest in [(meta.doc, meta.digest) for meta in metas]:
+                landed = doc["handle"], doc["seq"], doc["first"], doc["ts"], doc.get("helped", ())
+                self._unconfirmed.append(Landing(*landed, fingerprint(digest)))
 
     def apply_own_commit(self, meta: FileMeta) -> None:
         """Take in a commit that this handle has just created and whose records are on trial."""
@@ -281,17 +308,17 @@ class LogView:
         return any(next(iter(expired.of_topic(topic)), None) is not None for topic in topics)
 
     def _records_of(self, kind: type[Fold], begin: int) -> Iterator[Records]:
-        columns = ("topic", "storeTimestamp", *kind.columns)
-        query = scan.Query(topics=frozenset(kind.topics), start=begin, end=self.state.offset, columns=columns)
+        names = ("topic", "storeTimestamp", *kind.columns)
+        query = scan.Query(topics=frozenset(kind.topics), start=begin, end=self.state.offset, columns=names)
         planned = scan.plan(self, query, scan.ScanStats())
         planned.starts = {}  # records are never truncated
         for batch in scan.read_plan(self.files, self.broker, planned):
             for topic in kind.topics:
                 rows = batch.filter(pa.compute.equal(batch.column("topic"), topic)) if len(kind.topics) > 1 else batch
                 if rows.num_rows:
-                    yield _to_records(
-                        topic, rows, kind.columns, rows.column("storeTimestamp").cast(pa.int64()).to_pylist()
-                    )
+                    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+                    store_ms = columns["storeTimestamp"].cast(pa.int64()).to_pylist()
+                    yield to_records(topic, columns, kind.columns, store_ms)
 
 
 def missing(error: NotFoundError) -> CorruptDataError:
@@ -299,72 +326,21 @@ def missing(error: NotFoundError) -> CorruptDataError:
     return CorruptDataError("a file that the log needs is missing; restore it", **error.context)
 
 
-def check_link(meta: FileMeta, state: LogState, broker: str) -> None:
-    """Check that a commit file is the next link after `state`.
+def check_link(meta: FileMeta, before: Link | LogState, broker: str) -> Link:
+    """Check that a commit file is the next link of the chain, and return where it leaves the log.
 
     Raises:
         CorruptDataError: a file of another place, log or history stands here.
     """
     doc = meta.doc
-    if doc["first"] != state.offset:
-        raise meta.corrupt("commit is in another's place", first=doc["first"], expected=state.offset)
+    if doc["first"] != before.offset:
+        raise meta.corrupt("commit is in another's place", first=doc["first"], expected=before.offset)
     if doc["broker"] != broker:
         raise meta.corrupt("commit is of another log", broker=doc["broker"], expected=broker)
-    if doc["prev"] != state.digest:
-        raise meta.corrupt("chain is broken: another predecessor is named", named=doc["prev"], is_=state.digest)
-    if doc["ts"] < state.store_ms:
-        raise meta.corrupt("storeTimestamp goes backwards", ts=doc["ts"], before=state.store_ms)
-
-
-def read_records(storage: Storage, meta: FileMeta, state: LogState) -> Iterator[Records]:
-    """The state messages of a commit: rows of those topics that a fold of `state` reads."""
-    wanted = state.fold_topics(meta.doc["topics"])
-    if not wanted:
-        return
-    if meta.doc.get("files"):
-        raise meta.corrupt("state messages must be inline", topics=wanted)
-    runs, firsts, bases = meta.runs, meta.runs.first_rows(), meta.bases
-    for topic in wanted:
-        fold = state.fold_of(topic)
-        mine = np.flatnonzero(runs.topic == runs.topics.index(topic))
-        low, high = int(firsts[mine[0]]), int(firsts[mine[-1]] + runs.rows[mine[-1]])
-        rows = _read_rows(storage, meta, low, high, [name for name in fold.columns if name != "queueOffset"])
-        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        if "queueOffset" in fold.columns:
-            steps = [np.arange(count) + base for base, count in zip(bases[mine], runs.rows[mine], strict=True)]
-            columns["queueOffset"] = pa.array(np.concatenate(steps))
-        yield _to_records(topic, columns, fold.columns, [meta.doc["ts"]] * (high - low))
-
-
-def _read_rows(storage: Storage, meta: FileMeta, low: int, high: int, names: list[str]) -> pa.RecordBatch:
-    starts = meta.block_rows
-    begin = int(np.searchsorted(starts, low, "right")) - 1
-    end = int(np.searchsorted(starts, high, "left"))
-    batches = [batch for _, batch in FileReader(storage, meta).read_blocks(range(begin, end), names or ["queueId"])]
-    whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    return whole.slice(low - int(starts[begin]), high - low)
-
-
-def _to_records(
-    topic: str, rows: Mapping[str, pa.Array] | pa.RecordBatch, names: Sequence[str], store_ms: list[int]
-) -> Records:
-    def values(name: str) -> list[object]:
-        column = rows[name] if isinstance(rows, Mapping) else rows.column(name)
-        if name == "bornTimestamp":
-            column = column.cast(pa.int64())
-        listed = column.to_pylist() if name in names else []
-        return [dict(entry) for entry in listed] if name == "properties" else listed
-
-    given = {field: values(name) for name, field in _FIELD_OF.items() if name in names}
-    return Records(topic, store_ms, **given)  # type: ignore[arg-type]
-
-
-_FIELD_OF = {
-    "body": "bodies",
-    "queueId": "queue_ids",
-    "queueOffset": "queue_offsets",
-    "msgId": "msg_ids",
-    "properties": "properties",
-    "bornTimestamp": "born_ms",
-}
-"""Column -> field of `Records`."""
+    if doc["prev"] != before.digest and not before.offset:
+        raise meta.corrupt("commit is of another store", named=doc["prev"], expected=before.digest)
+    if doc["prev"] != before.digest:
+        raise meta.corrupt("chain is broken: another predecessor is named", named=doc["prev"], is_=before.digest)
+    if doc["ts"] < before.store_ms:
+        raise meta.corrupt("storeTimestamp goes backwards", ts=doc["ts"], before=before.store_ms)
+    return Link(doc["first"] + meta.rows, meta.digest, doc["ts"])

@@ -20,7 +20,8 @@ QUEUES_MAX: Final = 65_536
 """Queues of one topic on one broker."""
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
-_BROKER: Final = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,126}")
+# `room@name` says which machine room a broker is in, as in RocketMQ.
+_BROKER: Final = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9_.@-]{0,126}")
 
 SYSTEM_PREFIX: Final = "rmq_sys_"
 """Topics of the engine itself start with this."""
@@ -77,7 +78,7 @@ def check_broker(name: str) -> str:
     _check_text("broker", name)
     if not _BROKER.fullmatch(name):
         raise InvalidRequestError(
-            "broker name must be 1 to 127 of a-z A-Z 0-9 _ . - and start with a letter or digit", broker=name
+            "broker name must be 1 to 127 of a-z A-Z 0-9 _ . - @ and start with a letter or digit", broker=name
         )
     return name
 

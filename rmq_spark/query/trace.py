@@ -1,4 +1,4 @@
-"""One message's life: every copy of it that the log holds, by the id that all copies share (UNIQ_KEY).
+"""One message's life: every copy that the log holds, by the id that copies share, and the fate of its transaction.
 
 RocketMQ's services never change a message: they write it again, into another topic. A transactional message is first
 half, then delivered; a delayed one waits in a topic of the engine, then is delivered; one that a consumer fails on is
@@ -14,10 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.client.store import Store
-from rmq_spark.model.properties import REAL_TOPIC
+from rmq_spark.model.properties import REAL_TOPIC, TRANSACTION_ID
 from rmq_spark.query.messages import MessageQuery
 from rmq_spark.rules import system_topics
 from rmq_spark.rules.offsets import ConsumerOffsets
+from rmq_spark.rules.pop import PopState
+from rmq_spark.rules.trace_record import TraceRecord, TraceType, decode
+from rmq_spark.rules.transaction import Op, op_id
 
 if TYPE_CHECKING:
     from rmq_spark.log.view import LogView
@@ -31,8 +34,8 @@ class Step:
     """One copy of the message."""
 
     stage: str
-    """`half`, `checked` (half again, after its producer was asked), `given up` (asked too often), `delayed`,
-    `delivered`, `retried` or `dead-lettered`."""
+    """`half`, `checked` (its producers were asked), `committed`, `rolled back`, `given up` (asked too often),
+    `delayed`, `delivered`, `retried` or `dead-lettered`."""
     topic: str
     real_topic: str | None
     """Where a half or delayed message is meant to go."""
@@ -48,6 +51,8 @@ class Step:
     """Groups that have committed an offset behind it."""
     waited_for_by: tuple[str, ...]
     """Groups that read the queue and have not come so far."""
+    held_by: tuple[str, ...] = ()
+    """Groups that received it by POP and have not acknowledged it."""
 
 
 def trace(store: Store, msg_id: str, *, query: MessageQuery | None = None) -> list[Step]:
@@ -57,38 +62,77 @@ def trace(store: Store, msg_id: str, *, query: MessageQuery | None = None) -> li
         InvalidRequestError: an id that no message can have.
         CorruptDataError: the log or the index is damaged.
     """
-    found = (query or MessageQuery(store)).by_id(msg_id, limit=STEPS_MAX).messages
-    rows = _rows(found.filter(pc.equal(found["msgId"], msg_id)))
-    halves = 0
-    steps = []
-    for row in reversed(rows):
-        stage = _stage(row["topic"])
-        if stage == "half":
-            halves += 1
-            stage = "half" if halves == 1 else "checked"
-        passed, waiting = _groups(store, row)
-        steps.append(
-            Step(
-                stage=stage,
-                topic=row["topic"],
-                real_topic=dict(row["properties"] or ()).get(REAL_TOPIC),
-                broker=row["brokerName"],
-                queue=row["queueId"],
-                queue_offset=row["queueOffset"],
-                commit_offset=row["commitOffset"],
-                store_ms=row["storeTimestamp"],
-                reconsume_times=row["reconsumeTimes"] or 0,
-                group=system_topics.group_of(row["topic"]),
-                consumed_by=passed,
-                waited_for_by=waiting,
-            )
-        )
-    return steps
+    asked = query or MessageQuery(store)
+    rows = _rows(asked, msg_id)
+    halves = [row for row in rows if row["topic"] == system_topics.HALF_TOPIC]
+    if halves:
+        rows += _transaction(asked, _properties(halves[0]).get(TRANSACTION_ID))
+    rows.sort(key=lambda row: (row["storeTimestamp"], row["brokerName"], row["commitOffset"]))
+    return [_step(store, row) for row in rows]
 
 
-def _rows(messages: pa.Table) -> list[dict[str, Any]]:
+def client_traces(store: Store, msg_id: str, *, query: MessageQuery | None = None) -> list[TraceRecord]:
+    """What clients that trace have said about a message, in the order of time; none if no client of it traces.
+
+    Raises:
+        CorruptDataError: the log or the index is damaged.
+    """
+    if store.find_topic(system_topics.TRACE_TOPIC) is None:
+        return []
+    asked = query or MessageQuery(store)
+    found = asked.by_key(system_topics.TRACE_TOPIC, msg_id, limit=STEPS_MAX).messages
+    records = []
+    for body in found["body"].to_pylist():
+        try:
+            records += [record for record in decode(body.decode()) if record.msg_id == msg_id]
+        except ValueError:
+            continue  # not written by a client; whoever may send may send nonsense
+    return sorted(records, key=lambda record: (record.ms, record.type is not TraceType.PUB, record.type == "SubAfter"))
+
+
+def _step(store: Store, row: dict[str, Any]) -> Step:
+    passed, waiting, held = _groups(store, row)
+    return Step(
+        stage=row.get("stage") or _stage(row["topic"]),
+        topic=row["topic"],
+        real_topic=_properties(row).get(REAL_TOPIC),
+        broker=row["brokerName"],
+        queue=row["queueId"],
+        queue_offset=row["queueOffset"],
+        commit_offset=row["commitOffset"],
+        store_ms=row["storeTimestamp"],
+        reconsume_times=row["reconsumeTimes"] or 0,
+        group=system_topics.group_of(row["topic"]),
+        consumed_by=passed,
+        waited_for_by=waiting,
+        held_by=held,
+    )
+
+
+def _properties(row: dict[str, Any]) -> dict[str, str]:
+    return dict(row["properties"] or ())
+
+
+def _rows(query: MessageQuery, msg_id: str) -> list[dict[str, Any]]:
+    """The copies of a message."""
+    found = query.by_id(msg_id, limit=STEPS_MAX).messages
+    messages = found.filter(pc.equal(found["msgId"], msg_id))
     at = messages.schema.get_field_index("storeTimestamp")
     return list(messages.set_column(at, "storeTimestamp", messages["storeTimestamp"].cast(pa.int64())).to_pylist())
+
+
+def _transaction(query: MessageQuery, tx_id: str | None) -> list[dict[str, Any]]:
+    """What was said of a transaction: that its producers were asked, and how it ended."""
+    if tx_id is None:
+        return []
+    said: list[dict[str, Any]] = []
+    checks = 0
+    while asked := _rows(query, op_id(tx_id, Op.CHECK, checks + 1)):
+        said += [{**row, "stage": "checked"} for row in asked]
+        checks += 1
+    for op, stage in ((Op.COMMIT, "committed"), (Op.ROLLBACK, "rolled back")):
+        said += [{**row, "stage": stage} for row in _rows(query, op_id(tx_id, op, checks))]
+    return said
 
 
 def _stage(topic: str) -> str:
@@ -103,15 +147,18 @@ def _stage(topic: str) -> str:
     return "dead-lettered" if system_topics.is_dlq(topic) else "delivered"
 
 
-def _groups(store: Store, row: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Groups whose committed offset is behind the message, and those whose is not."""
+def _groups(store: Store, row: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
+    """Groups that have consumed the message, those that have not come so far, and those that hold it now."""
+    topic, queue, at = row["topic"], row["queueId"], row["queueOffset"]
 
-    def committed(view: LogView) -> list[tuple[str, int]]:
+    def look(view: LogView) -> tuple[list[tuple[str, int]], set[str]]:
         groups = view.state.fold(ConsumerOffsets).offsets
-        queue = row["queueId"]
-        found = ((group, topics.get(row["topic"], {}).get(queue)) for group, topics in sorted(groups.items()))
-        return [(group, offset) for group, offset in found if offset is not None]
+        offsets = ((group, topics.get(topic, {}).get(queue)) for group, topics in sorted(groups.items()))
+        known = [(group, offset) for group, offset in offsets if offset is not None]
+        pop = view.state.fold(PopState)
+        return known, {group for group, _ in known if pop.claim_of((group, topic, queue), at) is not None}
 
-    known = store.log(row["brokerName"], ConsumerOffsets).look(committed)
-    passed = tuple(group for group, offset in known if offset > row["queueOffset"])
-    return passed, tuple(group for group, offset in known if offset <= row["queueOffset"])
+    known, held = store.log(row["brokerName"], ConsumerOffsets, PopState).look(look)
+    passed = tuple(group for group, offset in known if offset > at and group not in held)
+    waiting = tuple(group for group, offset in known if offset <= at and group not in held)
+    return passed, waiting, tuple(sorted(held))

@@ -17,6 +17,8 @@ from rmq_spark.model.message_queue import MessageQueue
 Strategy = Callable[[str, Sequence[MessageQueue], Sequence[str]], list[MessageQueue]]
 """(own id, queues of a topic, ids of all members) -> own queues."""
 
+_ROOM: Final = "MACHINE_ROOM"
+_NEARBY: Final = "MACHINE_ROOM_NEARBY"
 VIRTUAL_NODES: Final = 10
 """Places of each member on the ring of the consistent hash."""
 
@@ -146,9 +148,28 @@ def strategy_of(strategy: str | Strategy) -> Strategy:
     """
     if not isinstance(strategy, str):
         return strategy
+    name, _, rooms = strategy.partition(":")
+    if name == _ROOM and rooms:
+        return by_machine_room(frozenset(rooms.split(",")))
+    inner = "AVG" if name == _NEARBY else name.removeprefix(f"{_NEARBY}-")
+    if name.startswith(_NEARBY) and rooms and inner in STRATEGIES:
+        # What has no room is refused when it is used.
+        return machine_room_nearby(STRATEGIES[inner], _room_or_nothing, _room_or_nothing)
     if strategy not in STRATEGIES:
-        raise InvalidRequestError("no such strategy", strategy=strategy, known=sorted(STRATEGIES))
+        known = [*STRATEGIES, f"{_ROOM}:room,room", f"{_NEARBY}:own room", f"{_NEARBY}-<inner>:own room"]
+        raise InvalidRequestError("no such strategy", strategy=strategy, known=known)
     return STRATEGIES[strategy]
+
+
+def own_room(strategy: str | Strategy) -> str:
+    """The room that a strategy's name says its consumer is in; empty where it says none."""
+    if not isinstance(strategy, str) or not strategy.startswith(_NEARBY):
+        return ""
+    return strategy.partition(":")[2]
+
+
+def _room_or_nothing(name: str) -> str:
+    return room_before_at(name) or ""
 
 
 def _ordered(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from rmq_spark.errors import PreconditionFailedError
 from rmq_spark.log.fold import Fold, Records
@@ -18,8 +17,7 @@ MAX_QUEUE: Final = (1 << 31) - 1
 """Offsets have 64 bits and queue ids 32 in files and tables, as in RocketMQ; numbers in JSON have no bounds."""
 
 
-@dataclass(frozen=True, slots=True)
-class LastCommit:
+class LastCommit(NamedTuple):
     """What is known of a consumer group's last change of offsets in one log."""
 
     at_ms: int
@@ -48,15 +46,20 @@ class ConsumerOffsets(Fold):
         """By group; a group that is known from an older snapshot only has none."""
 
     def apply(self, records: Records) -> None:
+        # On trial: what is about to be appended; logs of older versions hold any numbers.
+        on_trial = self._journal.is_open
         for value, store_ms in zip(records.values(), records.store_ms, strict=True):
             group, member, offsets = check_form(value)
             if offsets is None:
                 self.offsets.discard(group)
                 self.last.discard(group)
                 continue
-            if self._journal.is_open:  # on trial: what is about to be appended; logs of older versions hold any numbers
+            if on_trial:
                 check_bounds(offsets)
-            mine = self.offsets.child(group).child(value["topic"])
+            topics = self.offsets.get(group)
+            mine = topics.get(value["topic"]) if topics is not None else None
+            if mine is None:
+                mine = self.offsets.child(group).child(value["topic"])
             for queue, offset in offsets.items():
                 mine[queue] = offset
             if value.get("admin"):

@@ -238,11 +238,16 @@ class AckStatus(Enum):
 
 def ack(group: str, receipts: Sequence[tuple[str, Receipt]]) -> Rule[list[AckStatus]]:
     """Acknowledge messages by topic (the one they were read from) and receipt. Doing it again changes nothing."""
+    return ack_all([(group, topic, receipt) for topic, receipt in receipts])
+
+
+def ack_all(receipts: Sequence[tuple[str, str, Receipt]]) -> Rule[list[AckStatus]]:
+    """As `ack`, for messages of several groups: by group, topic and receipt."""
 
     def rule(state: LogState) -> Decision[list[AckStatus]]:
         answers: list[AckStatus] = []
         ended: dict[Place, dict[int, None]] = {}
-        for topic, receipt in receipts:
+        for group, topic, receipt in receipts:
             place = (group, topic, receipt.queue_id)
             status = _judge(state, place, receipt)
             answers.append(status)
@@ -273,11 +278,19 @@ def change_invisible(
         invisible_ms: how long nobody else gets them.
         consumer: who holds them.
     """
+    each = [(group, topic, receipt) for topic, receipt in receipts]
+    return change_all(each, invisible_ms=invisible_ms, consumer=consumer)
+
+
+def change_all(
+    receipts: Sequence[tuple[str, str, Receipt]], *, invisible_ms: int, consumer: str
+) -> Rule[list[Changed]]:
+    """As `change_invisible`, for messages of several groups: by group, topic and receipt."""
 
     def rule(state: LogState) -> Decision[list[Changed]]:
         answers: list[Changed] = []
         records: list[_Record] = []
-        for topic, receipt in receipts:
+        for group, topic, receipt in receipts:
             place = (group, topic, receipt.queue_id)
             status = _judge(state, place, receipt)
             claim = None
@@ -373,8 +386,8 @@ def revive(place: Place, overdue: Mapping[int, Overdue], *, retry_max_times: int
     """Give back messages whose time is over: a copy to the retry topic, or to the dead-letter topic after the maximum.
 
     Copies and the end of the claims are one commit. Only what is still held by the same claim is given back, so any
-    number of callers may try. FIFO batches stay where they are (rule 30); only a message that was delivered too often
-    leaves them.
+    number of callers may try. FIFO batches stay where they are (rule 30); only a message that was delivered too often,
+    or that retention took, leaves them.
     """
     copies = {
         offset: copy_of(place, each, retry_max_times) for offset, each in overdue.items() if each.message is not None
@@ -392,9 +405,10 @@ def revive(place: Place, overdue: Mapping[int, Overdue], *, retry_max_times: int
         for offset, each in overdue.items():
             if pop.claim_of(place, offset) != each.claim or each.claim.due_ms > state.now_ms:
                 continue
-            if (offset in in_order) != (each.fifo_times is not None) or (offset in in_order and offset not in spent):
+            if (offset in in_order) != (each.fifo_times is not None):
                 continue
-            if each.message is None:
+            waits = offset in in_order and offset not in spent
+            if waits or each.message is None:
                 if offset >= first:
                     continue
                 lost += 1

@@ -24,6 +24,14 @@ ORDERLY_MAX_TIMES: Final = 2**31 - 1
 """An orderly listener never gives up unless told."""
 FIRST_RETRY_LEVEL: Final = 3
 """The first retry waits at this delay level (rule 6)."""
+
+
+class DefaultTimes(int):
+    """16, where nobody has said how often to retry: the group's settings count then, and orderly listeners go on."""
+
+
+DEFAULT_TIMES: Final[int] = DefaultTimes(RETRY_MAX_TIMES)
+"""What a consumer's `max_reconsume_times` is unless it is given; it can be told from a 16 that is."""
 DLQ_QUEUE: Final = 0
 """Dead-letter topics have one queue."""
 DLQ_NOW: Final = -1
@@ -77,10 +85,18 @@ DEFAULT_POLICY: Final = CustomizedPolicy()
 
 
 def max_times(asked: int, *, orderly: bool = False, group_max: int = RETRY_MAX_TIMES) -> int:
-    """How often a message is retried, from a consumer's `max_reconsume_times`; -1 means the group's or endless."""
-    if asked >= 0:
+    """How often a message is retried, from a consumer's `max_reconsume_times`.
+
+    -1, or nothing given, is as the group's settings say (16), and endless for orderly listeners (rule 8).
+    """
+    if is_given(asked):
         return asked
     return ORDERLY_MAX_TIMES if orderly else group_max
+
+
+def is_given(asked: int) -> bool:
+    """Whether a consumer's `max_reconsume_times` says something of its own."""
+    return asked >= 0 and not isinstance(asked, DefaultTimes)
 
 
 def is_given_up(reconsume_times: int, maximum: int, path: Path = Path.SEND_BACK, *, level: int = 0) -> bool:
@@ -109,9 +125,16 @@ def retry_delay(reconsume_times: int, now_ms: int, policy: RetryPolicy = DEFAULT
     return Delay(deliver_ms=now_ms + policy.delay_ms(reconsume_times))
 
 
-def pop_nack_ms(reconsume_times: int, delays_ms: tuple[int, ...] = LEVELS_MS) -> int:
-    """How long a message stays invisible after a POP push listener failed on it: 1 s, 5 s, 10 s, … (rule 6)."""
-    return delays_ms[min(max(reconsume_times, 0), len(delays_ms) - 1)]
+def pop_nack_ms(reconsume_times: int, policy: RetryPolicy = DEFAULT_POLICY, *, level: int = 0) -> int:
+    """How long a message stays invisible after a POP push listener failed on it: 1 s, 5 s, 10 s, … (rule 6).
+
+    A level that the listener asks for, or a policy of the group's own, goes before that.
+    """
+    if level > 0:
+        return LEVELS_MS[min(level, len(LEVELS_MS)) - 1]
+    if policy != DEFAULT_POLICY:
+        return policy.delay_ms(reconsume_times)
+    return LEVELS_MS[min(max(reconsume_times, 0), len(LEVELS_MS) - 1)]
 
 
 def retry_row(message: StoredMessage, retry_topic: str, queue_id: int = 0) -> MessageRow:
@@ -140,6 +163,27 @@ def dead_letter_row(message: StoredMessage, group: str) -> MessageRow:
     changed.setdefault(names.DLQ_ORIGIN_TOPIC, changed[names.RETRY_TOPIC])
     changed.setdefault(names.DLQ_ORIGIN_MESSAGE_ID, message.msg_id)
     return row._replace(properties=list(changed.items()))
+
+
+def dead_letter_origin(message: StoredMessage) -> str:
+    """The topic that a dead letter was first sent to."""
+    return message.properties.get(names.DLQ_ORIGIN_TOPIC) or original_topic(message)
+
+
+def replay_row(message: StoredMessage, topic: str, queue_id: int) -> MessageRow:
+    """The copy of a dead letter that is sent again, as if it had never been delivered; its id stays.
+
+    In a retry topic it says where it came from, as every retried message does.
+    """
+    changed = dict(message.properties)
+    for name in (names.DLQ_ORIGIN_TOPIC, names.DLQ_ORIGIN_MESSAGE_ID, names.WAIT):
+        changed.pop(name, None)
+    if not system_topics.is_retry(topic):
+        changed.pop(names.RETRY_TOPIC, None)
+        changed.pop(names.ORIGIN_MESSAGE_ID, None)
+    return message.to_row()._replace(
+        topic=topic, queue_id=queue_id, reconsume_times=0, properties=list(changed.items())
+    )
 
 
 def original_topic(message: StoredMessage) -> str:

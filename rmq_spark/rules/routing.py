@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -98,13 +98,17 @@ class RoundRobin:
         self._lock = threading.Lock()
         self._turns: dict[str, itertools.count[int]] = {}
 
-    def next(self, topic: str) -> int:
-        """The next turn of a topic; its remainder by the number of queues is a queue."""
+    def of(self, topic: str) -> Iterator[int]:
+        """The turns of a topic, which all who send to it share; a turn's remainder by the number of queues is one."""
         turns = self._turns.get(topic)
         if turns is None:
             with self._lock:
                 turns = self._turns.setdefault(topic, itertools.count(self._random_start()))
-        return next(turns)
+        return turns
+
+    def next(self, topic: str) -> int:
+        """The next turn of a topic."""
+        return next(self.of(topic))
 
 
 def queue_for_key(key: str, queues: Sequence[Place]) -> Place:

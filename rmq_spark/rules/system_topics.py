@@ -37,6 +37,9 @@ TRACE_DATA_PREFIX: Final = "rmq_sys_TRACE_DATA_"
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 """POP's checkpoints and acks, by cluster."""
 
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+"""Groups of the engine itself start with this; users' listings leave them out."""
+
 POP_RETRY_V1: Final = 1
 """`%RETRY%group_topic`: RocketMQ's default. Group `a_b` on topic `c` and group `a` on `b_c` share it."""
 POP_RETRY_V2: Final = 2

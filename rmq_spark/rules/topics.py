@@ -63,6 +63,11 @@ class Topic:
         return self.message_type is MessageType.PRIORITY
 
 
+def may_read(config: Mapping[str, Any]) -> bool:
+    """Whether consumers may read the topic that a record of `TopicConfigs` describes."""
+    return bool(config.get("perm", routing.READ) & routing.READ)
+
+
 def topic_of(config: Mapping[str, Any], cluster: ClusterConfig) -> Topic:
     """The topic that a record of `TopicConfigs` describes."""
     queues = dict(config["queues"])

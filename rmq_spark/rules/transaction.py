@@ -47,7 +47,7 @@ class TransactionState(StrEnum):
     """Not known yet: ask again later. RocketMQ writes UNKNOW."""
 
 
-class _Op(StrEnum):
+class Op(StrEnum):
     """What an op message says."""
 
     COMMIT = "commit"
@@ -123,14 +123,14 @@ class Transactions(Fold):
         self.open[tx_id] = replace(known, halves=(*known.halves, offset), topics=(*known.topics, topic))
 
     def _apply_op(self, properties: Any) -> None:
-        tx_id, op = properties[names.TRANSACTION_ID], _Op(properties[_STATE])
-        if op not in (_Op.CHECK, _Op.CLAIM):
+        tx_id, op = properties[names.TRANSACTION_ID], Op(properties[_STATE])
+        if op not in (Op.CHECK, Op.CLAIM):
             self.open.discard(tx_id)
             return
         checks, next_ms = int(properties[_CHECKS]), int(properties[_NEXT])
         known = self.open.get(tx_id)
         if known is not None:
-            self.open[tx_id] = replace(known, checks=checks, next_check_ms=next_ms, claimed=op is _Op.CLAIM)
+            self.open[tx_id] = replace(known, checks=checks, next_check_ms=next_ms, claimed=op is Op.CLAIM)
 
     def dump(self) -> Any:
         return {
@@ -221,8 +221,8 @@ def settle(
     half messages.
     """
     if outcome is TransactionState.COMMIT:
-        return _end(tx_id, _Op.COMMIT, halves, rows)
-    return _end(tx_id, _Op(outcome), None, ())
+        return _end(tx_id, Op.COMMIT, halves, rows)
+    return _end(tx_id, Op(outcome), None, ())
 
 
 def give_up(tx_id: str, halves: int, rows: Sequence[MessageRow]) -> Callable[[LogState], Decision[None]]:
@@ -230,7 +230,7 @@ def give_up(tx_id: str, halves: int, rows: Sequence[MessageRow]) -> Callable[[Lo
 
     Refuses as `settle`.
     """
-    return _end(tx_id, _Op.GIVEN_UP, halves, rows)
+    return _end(tx_id, Op.GIVEN_UP, halves, rows)
 
 
 def check(
@@ -246,7 +246,7 @@ def check(
         if known.checks != checks or known.next_check_ms > state.now_ms:
             raise PreconditionFailedError("somebody has asked about it already", transaction=tx_id, checks=known.checks)
         asked = replace(known, checks=checks + 1, next_check_ms=state.now_ms + settings.interval_ms)
-        row = _op_row(state, tx_id, _Op.CHECK, asked)
+        row = _op_row(state, tx_id, Op.CHECK, asked)
         return Decision(None, MessageBatch.from_rows([row]), list(extra(state)))
 
     return rule
@@ -262,12 +262,12 @@ def claim(tx_id: str, checks: int) -> Callable[[LogState], Decision[OpenTransact
         known = _still_open(state, tx_id)
         if known.checks != checks or known.claimed:
             raise PreconditionFailedError("another producer answers", transaction=tx_id, checks=known.checks)
-        return Decision(known, MessageBatch.from_rows([_op_row(state, tx_id, _Op.CLAIM, known)]))
+        return Decision(known, MessageBatch.from_rows([_op_row(state, tx_id, Op.CLAIM, known)]))
 
     return rule
 
 
-def _end(tx_id: str, op: _Op, halves: int | None, rows: Sequence[MessageRow]) -> Callable[[LogState], Decision[None]]:
+def _end(tx_id: str, op: Op, halves: int | None, rows: Sequence[MessageRow]) -> Callable[[LogState], Decision[None]]:
     def rule(state: LogState) -> Decision[None]:
         known = _still_open(state, tx_id, halves)
         return Decision(None, MessageBatch.from_rows([*rows, _op_row(state, tx_id, op, known)]))
@@ -288,13 +288,13 @@ def _still_open(state: LogState, tx_id: str, halves: int | None = None) -> OpenT
     return known
 
 
-def _op_row(state: LogState, tx_id: str, op: _Op, known: OpenTransaction) -> MessageRow:
+def _op_row(state: LogState, tx_id: str, op: Op, known: OpenTransaction) -> MessageRow:
     pairs = [(names.TRANSACTION_ID, tx_id), (_STATE, str(op)), (_CHECKS, str(known.checks))]
     pairs.append((_NEXT, str(known.next_check_ms)))
     return MessageRow(
         topic=OP_TOPIC,
         queue_id=0,
-        msg_id=f"{tx_id}-{op}-{known.checks}",
+        msg_id=op_id(tx_id, op, known.checks),
         tags=_TAG,
         keys=None,
         body="".join(f"{offset}," for offset in known.halves).encode(),  # as RocketMQ writes it
@@ -305,3 +305,8 @@ def _op_row(state: LogState, tx_id: str, op: _Op, known: OpenTransaction) -> Mes
         reconsume_times=0,
         properties=pairs,
     )
+
+
+def op_id(tx_id: str, op: Op, checks: int) -> str:
+    """Id of an op message: what it says, and how often producers had been asked by then."""
+    return f"{tx_id}-{op}-{checks}"

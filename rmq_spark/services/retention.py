@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
 from rmq_spark.client.store import Store
-from rmq_spark.errors import DataExpiredError, OutcomeUnknownError, PreconditionFailedError
+from rmq_spark.errors import DataExpiredError, OutcomeUnknownError, PreconditionFailedError, StorageFullError
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.expire import ExpireResult, Hold, expire
 from rmq_spark.log.view import LogView
-from rmq_spark.rules.all_folds import BROKER_FOLDS
+from rmq_spark.rules.all_folds import ALL_FOLDS, BROKER_FOLDS
 from rmq_spark.rules.transaction import OpenTransaction, Transactions
+from rmq_spark.services.rolling import maintained_logs
 from rmq_spark.services.timer import BrokerTimers
 from rmq_spark.services.transaction_check import BrokerChecks
+from rmq_spark.services.work_share import is_my_turn
+from rmq_spark.storage import paths
+from rmq_spark.storage.upkeep import with_reserve
+
+LOOK_SECONDS: Final = 10.0
+"""So often is looked whether messages have to go, as RocketMQ's cleaner does."""
 
 
 def retention_hold(log: CommitLog) -> Hold:
@@ -39,6 +50,89 @@ def expire_broker(
     """
     log = store.log(broker, *BROKER_FOLDS)
     return expire(log, scheduled=scheduled, before_ms=before_ms, hold=retention_hold(log))
+
+
+class RetentionService:
+    """Deletes old messages of a store, as its settings say; see `Service`.
+
+    By age at the hours of `delete_when`, or at any hour above `disk_reclaim_ratio`; above `disk_force_ratio` the oldest
+    whatever their age. What is pending (delayed messages, open transactions) is kept or given up as `retention_hold`
+    says. On a full disk it uses the reserve.
+    """
+
+    name = "retention"
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._holder = store.clock.token()
+        self._behind_ms = 0
+        self.segments = 0
+        """Segments that this copy has dropped."""
+
+    def run_once(self) -> float:
+        if is_deletion_time(self._store):
+            for log in maintained_logs(self._store):
+                if self._has_work(log) and is_my_turn_or_full(log, self.name, self._holder):
+                    self._expire(log)
+        waits = partial(
+            expiry_waits_ms, now_ms=self._store.clock.now_ms(), retention_ms=self._store.settings.retention_ms
+        )
+        self._behind_ms = max(log.look(waits) for log in maintained_logs(self._store))
+        return LOOK_SECONDS
+
+    def behind_ms(self) -> int:
+        return self._behind_ms
+
+    def _has_work(self, log: CommitLog) -> bool:
+        """Whether anything is old enough, or the disk so full that age does not count."""
+        limit = self._store.clock.now_ms() - log.settings.retention_ms
+        forced = disk_use(self._store) > log.settings.disk_force_ratio
+        return log.look(lambda view: _has_droppable(view, limit, forced))
+
+    def _expire(self, log: CommitLog) -> None:
+        log.use(*ALL_FOLDS)
+        hold = None if log.root == paths.NAMESERVER else retention_hold(log)
+        done = with_reserve(log.storage, partial(expire, log, scheduled=True, hold=hold))
+        self.segments += len(done.segments)
+
+
+def is_deletion_time(store: Store) -> bool:
+    """Whether messages may be deleted now: by the hour, or because the disk fills."""
+    hours = {int(hour) for hour in store.settings.delete_when.split(";")}
+    if datetime.fromtimestamp(store.clock.now_ms() / 1000, UTC).hour in hours:
+        return True
+    return disk_use(store) > store.settings.disk_reclaim_ratio
+
+
+def disk_use(store: Store) -> float:
+    """The used part of the store's disk; 0 where that is not known, as on object stores."""
+    usage = store.storage.disk_usage()
+    return usage[0] / usage[1] if usage and usage[1] else 0.0
+
+
+def is_my_turn_or_full(log: CommitLog, service: str, holder: str) -> bool:
+    """As `is_my_turn`; on a disk that is too full for the lease's record it is everybody's turn.
+
+    Raises:
+        as `CommitLog.decide`.
+    """
+    try:
+        return is_my_turn(log, service, holder)
+    except StorageFullError:
+        return True
+
+
+def expiry_waits_ms(view: LogView, now_ms: int, retention_ms: int) -> int:
+    """For how long the oldest segment has been older than the retention; it stays until an hour of `delete_when`."""
+    segments = view.mark.segments[:-1]
+    return max(0, now_ms - segments[0].max_ms - retention_ms) if segments else 0
+
+
+def _has_droppable(view: LogView, limit_ms: int, forced: bool) -> bool:
+    segments, times = view.mark.segments, view.state.commits.times
+    if forced:
+        return len(segments) > 1 or bool(times)
+    return any(segment.max_ms < limit_ms for segment in segments[:1]) or bool(times and times[0] < limit_ms)
 
 
 def _give_up_old(log: CommitLog, checks: BrokerChecks, start: int) -> None:

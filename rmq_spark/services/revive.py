@@ -72,18 +72,11 @@ class ReviveService:
                 wait_ms = min(wait_ms, next_ms - now_ms)
         return max(LOOK_SECONDS_MIN, wait_ms / 1000)
 
-    def wait(self, seconds: float) -> None:
-        """Block until there may be work, at most so long."""
-        self._store.clock.sleep(seconds)
-
     def behind_ms(self) -> int:
         """How long the oldest message has been overdue; 0 when none is."""
         now_ms = self._store.clock.now_ms()
-        due = [
-            self._store.log(broker, *pop_decisions.FOLDS).look(partial(_next_due, now_ms=now_ms))
-            for broker in self._store.brokers()
-        ]
-        return max([0, *(now_ms - each for each in due if each is not None)])
+        logs = [self._store.log(broker, *pop_decisions.FOLDS) for broker in self._store.brokers()]
+        return max(log.look(partial(overdue_ms, now_ms=now_ms)) for log in logs)
 
     def _overdue(self, view: LogView) -> list[tuple[Place, dict[int, _Held]]]:
         pop = view.state.fold(PopState)
@@ -98,10 +91,11 @@ class ReviveService:
         """Give back messages of one queue; returns how many."""
         group, topic, queue = place
         maximum = group_settings(self._store, group).retry_max_times
+        first = log.look(lambda view: view.state.queues.bounds(topic, queue)[0])
         held = {
             offset: each
             for offset, each in held.items()
-            if each.fifo_times is None or pop_decisions.is_spent(each.fifo_times, maximum)
+            if each.fifo_times is None or pop_decisions.is_spent(each.fifo_times, maximum) or offset < first
         }
         if not held:
             return 0
@@ -128,6 +122,13 @@ class ReviveService:
         rows = [pop_decisions.copy_of(place, each, maximum) for each in overdue.values() if each.message is not None]
         for topic in sorted({row.topic for row in rows}):
             self._store.ensure_queues(topic, broker, queues=1)
+
+
+def overdue_ms(view: LogView, now_ms: int) -> int:
+    """How long the oldest message has been overdue; 0 when none is. Messages of FIFO groups stay where they are."""
+    pop = view.state.fold(PopState)
+    claims = [claim for place, held in pop.held.items() if place not in pop.orders for claim in held.values()]
+    return max(0, now_ms - min((claim.due_ms for claim in claims), default=now_ms))
 
 
 def _next_due(view: LogView, now_ms: int) -> int | None:

@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Final
 
 from rmq_spark.clock import Clock
-from rmq_spark.errors import ClosedError
-from rmq_spark.services.service import Service
+from rmq_spark.errors import ClosedError, RmqError
+from rmq_spark.services.service import Service, WakefulService
 
 BACK_OFF_SECONDS_MIN: Final = 0.1
 BACK_OFF_SECONDS_MAX: Final = 30.0
 """Pause after a failure; it doubles with each further one."""
-WAIT_SECONDS_MAX: Final = 0.5
-"""A stop is noticed within so long."""
+STOP_LOOK_SECONDS: Final = 0.02
+"""Whoever stops looks so often whether a thread has ended, and wakes it again if not."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ class ServiceStatus:
 
     name: str
     runs: int = 0
+    """Rounds that ended without an error."""
     last_run_ms: int | None = None
     """When it last ended a round without an error; None if it never did."""
     behind_ms: int = 0
@@ -35,36 +36,42 @@ class ServiceStatus:
     failures: int = 0
     """Rounds that failed since the last one that did not."""
     last_error: str | None = None
+    failures_total: int = 0
+    """Rounds that failed since the start."""
 
 
 class ServiceRunner:
-    """Runs each service in a thread of its own. A failure is logged and tried again after a pause.
+    """Runs services in threads. A failure is logged and tried again after a pause; the others go on.
 
     Args:
-        services: what to run.
+        services: what to run, each in a thread of its own.
         clock: for the status.
+        lanes: what to run, each of these groups in one thread. In a group only the first service may wait for work by
+            itself (`WakefulService`).
     """
 
-    def __init__(self, services: Sequence[Service], clock: Clock) -> None:
-        self._services = list(services)
+    def __init__(self, services: Sequence[Service], clock: Clock, *, lanes: Sequence[Sequence[Service]] = ()) -> None:
+        self._lanes = [[service] for service in services] + [list(lane) for lane in lanes if lane]
         self._clock = clock
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._status = {service.name: ServiceStatus(service.name) for service in self._services}
+        self._status = {service.name: ServiceStatus(service.name) for lane in self._lanes for service in lane}
 
     def start(self) -> None:
         """Start the threads."""
-        for service in self._services:
-            thread = threading.Thread(target=self._run, args=(service,), name=f"rmq-{service.name}", daemon=True)
+        for lane in self._lanes:
+            thread = threading.Thread(target=self._run, args=(lane,), name=f"rmq-{lane[0].name}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def stop(self) -> None:
         """Let each service end its round, and wait for it. Stopping twice is no error."""
         self._stop.set()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        for thread, lane in zip(self._threads, self._lanes, strict=False):
+            while thread is not threading.current_thread() and thread.is_alive():
+                if isinstance(lane[0], WakefulService):
+                    lane[0].wake()
+                thread.join(STOP_LOOK_SECONDS)
 
     def status(self) -> list[ServiceStatus]:
         """How the services are doing now."""
@@ -79,32 +86,77 @@ class ServiceRunner:
     ) -> None:
         self.stop()
 
-    def _run(self, service: Service) -> None:
+    def _run(self, lane: list[Service]) -> None:
+        due_ns = dict.fromkeys(range(len(lane)), 0)
+        first = lane[0]
         while not self._stop.is_set():
-            try:
-                seconds = service.run_once()
-                self._note_success(service)
-                self._wait(service, seconds)
-            except ClosedError:
-                _log.info("service %s ends: its store was closed", service.name)
-                return
-            except Exception as error:  # noqa: BLE001 - a bug included: the others go on, and this one tries again
-                status = self._note_failure(service, error)
-                _log.exception("service %s failed for the %d. time in a row", service.name, status.failures)
-                self._stop.wait(min(BACK_OFF_SECONDS_MIN * 2 ** (status.failures - 1), BACK_OFF_SECONDS_MAX))
+            for number, service in enumerate(lane):
+                if self._stop.is_set():
+                    return
+                if due_ns[number] <= self._clock.elapsed_ns():
+                    seconds = self._round(service)
+                    if seconds is None:
+                        return
+                    due_ns[number] = self._clock.elapsed_ns() + int(seconds * 1e9)
+            pause = max(0.0, (min(due_ns.values()) - self._clock.elapsed_ns()) / 1e9)
+            if isinstance(first, WakefulService) and not self._status[first.name].failures:
+                if not self._wait(first, pause):
+                    return
+                due_ns[0] = 0
+            else:
+                self._stop.wait(pause)
 
-    def _wait(self, service: Service, seconds: float) -> None:
-        if not self._stop.is_set():
-            service.wait(min(seconds, WAIT_SECONDS_MAX))
+    def _wait(self, service: WakefulService, seconds: float) -> bool:
+        """Whether to go on after it."""
+        try:
+            if seconds and not self._stop.is_set():
+                service.wait(seconds)
+        except ClosedError:
+            return False
+        except RmqError as error:
+            self._note_failure(service, error)
+        return True
+
+    def _round(self, service: Service) -> float | None:
+        """Let a service do its work; after how many seconds again, None: never."""
+        try:
+            seconds = service.run_once()
+            self._note_success(service)
+        except ClosedError:
+            _log.info("service %s ends: its store was closed", service.name)
+            return None
+        except Exception as error:  # noqa: BLE001 - a bug included: the others go on, and this one tries again
+            return self._note_failure(service, error)
+        return seconds
 
     def _note_success(self, service: Service) -> None:
         before = self._status[service.name]
-        self._status[service.name] = ServiceStatus(
-            service.name, before.runs + 1, self._clock.now_ms(), service.behind_ms(), 0, None
+        if before.failures:
+            _log.warning("service %s works again, after %d failures", service.name, before.failures)
+        self._status[service.name] = replace(
+            before,
+            runs=before.runs + 1,
+            last_run_ms=self._clock.now_ms(),
+            behind_ms=service.behind_ms(),
+            failures=0,
+            last_error=None,
         )
 
-    def _note_failure(self, service: Service, error: Exception) -> ServiceStatus:
+    def _note_failure(self, service: Service, error: Exception) -> float:
+        """Remember and tell it; returns after how many seconds to try again."""
         before = self._status[service.name]
-        status = replace(before, failures=before.failures + 1, last_error=f"{type(error).__name__}: {error}")
+        status = replace(
+            before,
+            failures=before.failures + 1,
+            failures_total=before.failures_total + 1,
+            last_error=f"{type(error).__name__}: {error}",
+        )
         self._status[service.name] = status
-        return status
+        seconds = float(min(BACK_OFF_SECONDS_MIN * 2 ** min(status.failures - 1, 20), BACK_OFF_SECONDS_MAX))
+        told = "service %s failed, %d in a row; it tries again in %.1f s: %s"
+        args = (service.name, status.failures, seconds, status.last_error)
+        if isinstance(error, RmqError) and error.retriable:
+            _log.warning(told, *args)
+        else:
+            _log.error(told, *args, exc_info=error)
+        return seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Service(Protocol):
@@ -20,8 +20,16 @@ class Service(Protocol):
             RmqError: it could not be done now; call again later.
         """
 
+    def behind_ms(self) -> int:
+        """How long the oldest work has waited that was due when `run_once` ended; 0 when none is left."""
+
+
+@runtime_checkable
+class WakefulService(Service, Protocol):
+    """A service that notices new work by itself, instead of looking again after a while."""
+
     def wait(self, seconds: float) -> None:
         """Block until there may be work, at most so long."""
 
-    def behind_ms(self) -> int:
-        """How long the oldest work has waited that was due when `run_once` ended; 0 when none is left."""
+    def wake(self) -> None:
+        """Let `wait` return, if some thread is in it."""

@@ -24,7 +24,7 @@ from rmq_spark.log.view import LogView
 from rmq_spark.rules import delay, service_lease, timer
 from rmq_spark.rules.service_lease import ServiceLeases
 from rmq_spark.rules.timer import Progress, TimerProgress
-from rmq_spark.services.parked_messages import Levels, carried, delivered, due_times
+from rmq_spark.services.parked_messages import WAITING_TOPICS, Levels, carried, delivered, due_times
 from rmq_spark.services.timer_index import Step, TimerIndex
 
 I64 = npt.NDArray[np.int64]
@@ -33,6 +33,8 @@ LOOK_SECONDS: Final = 1.0
 """So often a deliverer looks in any case."""
 PACE_SECONDS: Final = 0.01
 """A busy log wakes deliverers at most so often."""
+SEVERAL_LOGS_SECONDS: Final = 0.1
+"""So often a deliverer of several logs looks at all of them."""
 ROWS_FIRST: Final = 256
 ROWS_MAX: Final = 100_000
 """Messages of one commit: few at first, because their size is not known before they are read, then as many as make
@@ -54,6 +56,8 @@ class _Look:
     log_start: int
     log_ms: int
     levels: Levels
+    parked: int
+    """How many messages were ever parked."""
     lease_ms: int
     """Until when another copy is preferred; 0 if none is."""
 
@@ -135,11 +139,12 @@ class BrokerTimers:
                 view.mark.log_start,
                 state.store_ms,
                 timers.levels(),
+                sum(last for topic in WAITING_TOPICS for _, _, last in state.queues.of_topic(topic)),
                 lease.until_ms if lease is not None and other else 0,
             )
 
         look = self.log.look(ask)
-        self.index.refresh(look.mark, look.end, look.levels, look.log_start)
+        self.index.refresh(look.mark, look.end, look.levels, look.log_start, look.parked)
         return look
 
     def _deliver(self, look: _Look, step: Step) -> None:
@@ -228,10 +233,16 @@ class TimerService:
 
     def wait(self, seconds: float) -> None:
         pace = min(PACE_SECONDS, seconds)
-        if len(self._timers) == 1 and seconds > pace:
-            [timers] = self._timers.values()
-            timers.log.wait(timers.index.frontier, seconds - pace)
+        if self._timers and seconds > pace:
+            # With several logs the first one may wake it; the others are looked at often enough.
+            timers = next(iter(self._timers.values()))
+            limit = seconds if len(self._timers) == 1 else min(seconds, SEVERAL_LOGS_SECONDS)
+            timers.log.wait(timers.index.frontier, limit - pace)
         self._store.clock.sleep(pace)
+
+    def wake(self) -> None:
+        for timers in list(self._timers.values()):
+            timers.log.wake()
 
     def behind_ms(self) -> int:
         now = self._store.clock.now_ms()

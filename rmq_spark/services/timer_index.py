@@ -85,12 +85,19 @@ class Step:
 
 
 class TimerIndex:
-    """Pending messages of one log. Not safe for use by two threads at once."""
+    """Pending messages of one log. Not safe for use by two threads at once.
 
-    def __init__(self, log: CommitLog) -> None:
+    Args:
+        log: whose.
+        keep: write and delete files; else only read what there is.
+    """
+
+    def __init__(self, log: CommitLog, *, keep: bool = True) -> None:
         self._log = log
+        self._keep = keep
         self._runs: list[Run] = []
         self._mark: Progress | None = None
+        self._parked: int | None = None
         self.frontier = 0
         """Everything below this log offset is indexed."""
         self.unreadable = 0
@@ -98,8 +105,15 @@ class TimerIndex:
 
     # ------------------------------------------------------------ following the log
 
-    def refresh(self, mark: Progress, end: int, levels: Levels, log_start: int) -> None:
+    def refresh(self, mark: Progress, end: int, levels: Levels, log_start: int, parked: int | None = None) -> None:
         """Take in what was parked below `end`, and what the mark settles.
+
+        Args:
+            mark: what is settled.
+            end: the log's end.
+            levels: what delay levels mean.
+            log_start: the log's start.
+            parked: how many messages were ever parked below `end`. While it stays the same, the log is not read.
 
         Raises:
             RmqError: the log could not be read; call again.
@@ -107,8 +121,9 @@ class TimerIndex:
         if self._mark is None:
             self._load_files(max(mark.floor, log_start))
         if end > self.frontier:
-            self._take_in(self.frontier, end, levels)
-            self.frontier = end
+            if parked is None or parked != self._parked:
+                self._take_in(self.frontier, end, levels)
+            self.frontier, self._parked = end, parked
         gone = Progress(mark.number, mark.due_ms, mark.offset, mark.position, max(mark.floor, log_start))
         if gone != self._mark:
             for run in self._runs:
@@ -141,13 +156,13 @@ class TimerIndex:
             newer, older = runs.pop(), runs.pop()
             columns = [np.concatenate(pair) for pair in zip(older.pending(), newer.pending(), strict=True)]
             runs.append(_sorted(older.first, newer.end, columns[0], columns[1]))
-        if runs and runs[-1].file is None and len(runs[-1].due) >= RUN_ROWS:
+        if self._keep and runs and runs[-1].file is None and len(runs[-1].due) >= RUN_ROWS:
             self._save(runs[-1])
 
     def _drop_settled_runs(self) -> None:
         for run in [run for run in self._runs if run.next_due is None]:
             self._runs.remove(run)
-            if run.file:
+            if run.file and self._keep:
                 self._delete(run.file)
 
     # ------------------------------------------------------------ what is due
@@ -239,7 +254,7 @@ class TimerIndex:
         """Drop everything, files included: the next refresh reads the log."""
         for info in list(self._log.storage.list(_directory(self._log.root))):
             self._delete(info.name)
-        self._runs, self._mark, self.frontier, self.unreadable = [], None, 0, 0
+        self._runs, self._mark, self._parked, self.frontier, self.unreadable = [], None, None, 0, 0
 
     def _save(self, run: Run) -> None:
         name = f"{run.first:020d}-{run.end:020d}-{self._log.clock.token()}.arrow"

@@ -106,9 +106,6 @@ class TransactionCheckService:
             self._checks[broker].run_once()
         return LOOK_SECONDS
 
-    def wait(self, seconds: float) -> None:
-        self._store.clock.sleep(seconds)
-
     def behind_ms(self) -> int:
         now = self._store.clock.now_ms()
         due = [each.next_check_ms for each in self._checks.values() if each.next_check_ms is not None]

@@ -80,7 +80,7 @@ class GroupTracker(StreamingQueryListener):
         self, offset: StreamOffset, uri: str, group: str
     ) -> tuple[GroupProgress, dict[str, LogCursor], StartFiles]:
         if uri not in self._stores:
-            self._stores[uri] = Store.open(uri, options=self._storage_options)
+            self._stores[uri] = Store.open(uri, options=self._storage_options, services="off")
         store = self._stores[uri]
         key = json.dumps([uri, group, dict(offset.subscription)])
         if key not in self._known:

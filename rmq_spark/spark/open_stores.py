@@ -31,7 +31,7 @@ def kept_store(uri: str, options: Mapping[str, str], *, read_only: bool) -> Stor
         forget_store(uri, options)  # deleted and made anew: what was folded is another log's state
         store = None
     if store is None:
-        store = _stores[key] = Store.open(uri, options=dict(options), read_only=read_only)
+        store = _stores[key] = Store.open(uri, options=dict(options), read_only=read_only, services="off")
     return store
 
 

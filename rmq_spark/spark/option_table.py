@@ -351,6 +351,14 @@ SINK: Final = (
         example="4k",
     ),
     Option(
+        name="timerMaxDelay",
+        uses=WRITE,
+        kind="duration",
+        default="none",
+        meaning="How far ahead a `deliverTimestamp` may be (RocketMQ: 3d); as `timer_max_delay_ms` for producers",
+        example="3d",
+    ),
+    Option(
         name="txnAppId",
         uses=WRITE,
         kind="text",

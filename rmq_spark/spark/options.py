@@ -142,6 +142,8 @@ class WriteOptions:
     """Where a stream's checkpoint is; None when Spark was told by its configuration, and for batches."""
     compress_over_bytes: int | None = None
     """Compress bodies of at least so many bytes; None never does."""
+    timer_max_delay_ms: int = 0
+    """How far ahead a delivery time may be; 0: as far as one likes."""
 
 
 def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -225,6 +227,7 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         changed_batch=values.choice(given, "changedBatch", ("error", "skip")),
         checkpoint=_checkpoint(options) if streaming else None,
         compress_over_bytes=values.size(given, "compressOverBytes"),
+        timer_max_delay_ms=values.duration_ms(given, "timerMaxDelay", 0),
     )
 
 

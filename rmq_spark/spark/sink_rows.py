@@ -87,7 +87,8 @@ class RowMaker:
         _check_texts(columns, doubtful, faults)
         _check_values(columns, doubtful, faults)
         now = self._clock.now_ms()
-        _check_delays(columns, now, faults)
+        limits = delay.DelaySettings(delay_max_ms=self._options.timer_max_delay_ms or None)
+        _check_delays(columns, now, limits, faults)
         given = _user_pairs(columns, faults)
         targets = self._targets(columns, faults)
         queue = self._route(columns, targets, _sharding(columns, given), faults)
@@ -321,7 +322,7 @@ def _check_values(columns: Columns, doubtful: Sequence[str], faults: Faults) -> 
         faults.mark(_is_no_time(born), "its bornTimestamp is no time in milliseconds")
 
 
-def _check_delays(columns: Columns, now: int, faults: Faults) -> None:
+def _check_delays(columns: Columns, now: int, limits: delay.DelaySettings, faults: Faults) -> None:
     """Mark rows that cannot be parked. A level that RocketMQ would cut to its highest is a mistake in a column."""
     level = numbers_of(columns, "delayTimeLevel")
     highest = len(delay.LEVELS_MS)
@@ -329,7 +330,7 @@ def _check_delays(columns: Columns, now: int, faults: Faults) -> None:
         faults.mark((level < 0) | (level > highest), f"its delayTimeLevel is not 0 (no delay) to {highest}")
     deliver = numbers_of(columns, "deliverTimestamp")
     if deliver is not None:
-        faults.mark(delay.too_far_ahead(level, deliver, now), "its delivery is too far ahead")
+        faults.mark(delay.too_far_ahead(level, deliver, now, limits), "its delivery is too far ahead")
 
 
 def _user_pairs(columns: Columns, faults: Faults) -> Pairs | None:

@@ -121,7 +121,10 @@ class _Planner:
         self._light = light
         self._clock = SystemClock()
         self._store = Store.open(
-            options.store, options=options.storage_options, read_only=options.consumer_group is None
+            options.store,
+            options=options.storage_options,
+            read_only=options.consumer_group is None,
+            services="off",
         )
         self._subscription = subscription_json(options)
         self._store_id = str(self._store.info.get("nonce", ""))[:8]

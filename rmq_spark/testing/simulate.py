@@ -10,6 +10,7 @@ Checked for every seed, over the whole life of the log (expired parts are record
 - every decision was true at the position where it landed, whatever else its commit holds, and its caller was told so;
   a refusal, or an answer without rows, is not older than what the callers knew before they asked;
 - every row that any reader ever got is the row that stands at that offset (no orphan was read);
+- a consumer that sleeps while others append, roll and expire goes on with every row of each queue, in order;
 - the chain verifies without damage, and opens to the same state with and without snapshots; some processes lack some
   folds, and lose nothing of them.
 """
@@ -48,10 +49,10 @@ from rmq_spark.model.settings import LogSettings
 from rmq_spark.rules.lease import TableLeases
 from rmq_spark.storage import paths
 from rmq_spark.testing.sim_decisions import Decisions, SimCounters, Tried
+from rmq_spark.testing.sim_followers import COLUMNS, QUEUES, TOPICS, Followers
 from rmq_spark.testing.sim_world import DAY_MS, Process, SimClock, SimStorage, World
 
 ROOT, BROKER = "brokers/b", "b"
-COLUMNS = ("commitOffset", "topic", "queueId", "queueOffset", "msgId", "storeTimestamp")
 ROW_FILE_AGE_MS = 5_000
 FOLDS: tuple[type[Fold], ...] = (SimCounters, TableLeases)
 
@@ -110,6 +111,7 @@ class Simulation:
         )
         self._expires = rng.random() < 0.5
         self._messages = 0
+        self._followers = Followers(seed, rng, self._observe, expires=self._expires)
         self.decisions = Decisions(seed)
         self._landed = 0
 
@@ -127,6 +129,8 @@ class Simulation:
             world.add(f"roller-{number}", self._roller)
         for number in range(rng.randint(1, 2)):
             world.add(f"reader-{number}", self._reader)
+        for number in range(rng.randint(0, 2)):
+            world.add(f"follower-{number}", self._follower)
         world.run()
         self._check()
         found = Counter(world.injected)
@@ -316,6 +320,18 @@ class Simulation:
             except (UnavailableError, DataExpiredError):
                 continue
 
+    def _follower(self, process: Process) -> None:
+        """Consumes every queue from its first message on, and sleeps for shorter or longer in between."""
+        rng = self.world.rng
+        log = self._open(process)
+        positions = self._followers.start()
+        for _ in range(rng.randint(2, 6)):
+            self.world.sleep(rng.choice([0.001, 0.05, 1.0]))
+            try:
+                self._followers.read_on(log, positions)
+            except UnavailableError:
+                self.world.count("follower failed")
+
     # -------------------------------------------------------- what they did
 
     def _make(self, writer: str) -> tuple[Batch, MessageBatch]:
@@ -323,7 +339,7 @@ class Simulation:
         parts, ids, places = [], [], []
         for _ in range(rng.choice([1, 1, 2, 4])):
             self._messages += 1
-            place = (rng.choice(["orders", "pay"]), rng.randrange(3))
+            place = (rng.choice(TOPICS), rng.randrange(QUEUES))
             ids.append(f"{self._messages:08d}")
             places.append(place)
             parts.append(
@@ -370,6 +386,7 @@ class Simulation:
         log = self._record_all()
         end = log.view.state.offset
         assert sorted(rows) == list(range(end)), f"seed {seed}: log offsets are not dense up to {end}"
+        self._followers.check(log)
         self._check_rows()
         self._check_batches()
         self._landed = self.decisions.check((rows[at][0], rows[at][3], rows[at][4]) for at in sorted(rows))
@@ -399,7 +416,7 @@ class Simulation:
         seed, rows = self.seed, self.history.rows
         where: dict[str, int] = {}
         for offset, row in rows.items():
-            if row[0] in ("orders", "pay"):
+            if row[0] in TOPICS:
                 assert row[3] not in where, f"seed {seed}: message {row[3]} is in the log twice"
                 where[row[3]] = offset
         last: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The seeded simulation of the services: delayed messages and transactions on a faulty storage, then the checks.
+"""The seeded simulation of the services: delayed messages, transactions and POP on a faulty storage, then the checks.
 
     python -m rmq_spark.testing.simulate_services --seeds 1000
     python -m rmq_spark.testing.simulate_services --first 4711 --seeds 1 # replay one
@@ -8,7 +8,10 @@ process's last, and clocks jump. Checked for every seed, over the whole life of 
 - each delayed message whose send was acknowledged is delivered once; one that was not, at most once;
 - none is delivered before it is due, by the log's time; one that was recalled in time is never delivered;
 - messages of a transaction are visible together and once, or never: always after an acknowledged commit, never after a
-  rollback, and only if the producer's own record says that it was to be committed.
+  rollback, and only if the producer's own record says that it was to be committed;
+- no message is held twice within its invisible time, by the log's time; one that is not acknowledged comes back, with
+  one more attempt, until it is dead exactly after the maximum; one that was acknowledged does not; none vanishes.
+A seed has one of these parts, or all of them at once.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from rmq_spark.client.check_answers import CheckAnswers
 from rmq_spark.client.store import Store
@@ -49,16 +52,19 @@ from rmq_spark.rules.all_folds import BROKER_FOLDS
 from rmq_spark.rules.timer import Recalled, TimerProgress
 from rmq_spark.rules.transaction import CheckSettings, Transactions, TransactionState
 from rmq_spark.services.retention import retention_hold
+from rmq_spark.services.revive import ReviveService
 from rmq_spark.services.timer import BrokerTimers
 from rmq_spark.services.transaction_check import BrokerChecks
 from rmq_spark.storage import paths
+from rmq_spark.testing.sim_pop import PopPart, Row
 from rmq_spark.testing.sim_world import DAY_MS, Process, SimClock, SimStorage, World
 
 ROOT, BROKER = "brokers/b", "b"
 REAL = ("orders", "pay")
 GROUP = "shop"
 CHECKS = CheckSettings(interval_ms=40, checks_max=3)
-COLUMNS = ("commitOffset", "topic", "msgId", "storeTimestamp")
+PARTS = ("delays", "transactions", "pop")
+COLUMNS = ("commitOffset", "topic", "msgId", "queueId", "queueOffset", "reconsumeTimes", "body", "storeTimestamp")
 LATER = (OutcomeUnknownError, UnavailableError, LostRaceError, NotFoundError, DataExpiredError)
 
 
@@ -83,12 +89,27 @@ class Deal:
     """Whether commit or rollback was acknowledged."""
 
 
-class SimStore:
-    """As much of a store as transactions need: one log."""
+class GroupNames:
+    """A nameserver that knows one thing: the settings of every group."""
 
-    def __init__(self, log: CommitLog) -> None:
+    def __init__(self, settings: dict[str, int]) -> None:
+        self._settings = settings
+
+    def look(self, ask: object) -> dict[str, int]:
+        """The settings, whatever is asked."""
+        return self._settings
+
+
+class SimStore:
+    """As much of a store as clients and services need here: one log, and the groups' maximum of retries."""
+
+    def __init__(self, log: CommitLog, retry_max: int = 16) -> None:
         self._log = log
         self.clock = log.clock
+        self.nameserver = GroupNames({"retryMaxTimes": retry_max})
+
+    def ensure_queues(self, topic: str, broker: str, *, queues: int) -> None:
+        """Nothing to do: the log takes every topic."""
 
     def log(self, broker: str, *folds: type[Fold]) -> CommitLog:
         """The only log."""
@@ -101,12 +122,14 @@ class SimStore:
 
 
 class ServiceSimulation:
-    """One seed."""
+    """One seed; `parts` are drawn unless they are given."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, parts: Sequence[str] | None = None) -> None:
         self.seed = seed
         self.world = World(seed)
         rng = self.world.rng
+        drawn = PARTS if rng.random() < 0.05 else (rng.choice([*PARTS, "pop"]),)  # all at once costs far more
+        self.parts = tuple(drawn if parts is None else parts)
         self.settings = LogSettings(
             append_timeout_ms=rng.choice([1, 200, 20_000]),
             snapshot_every_commits=rng.choice([2, 5, 1000]),
@@ -115,8 +138,17 @@ class ServiceSimulation:
             retention_ms=rng.choice([50, 500, DAY_MS]),
             clock_ahead_max_ms=rng.choice([1_000, 10 * DAY_MS]),
         )
-        self.rows: dict[int, tuple[str, str, int]] = {}
-        """Log offset -> topic, id, store time; from looks before retention and at the end."""
+        self.rows: dict[int, Row] = {}
+        """By log offset; from looks before retention and at the end."""
+        self.pop = PopPart(
+            seed,
+            self.world,
+            self._open,
+            lambda log: SimStore(log, self.pop.retry_max),
+            self._faults,
+            fifo=rng.random() < 0.3,
+            retry_max=rng.choice([0, 1, 2]),
+        )
         self.sent: dict[str, Sent] = {}
         self.deals: dict[str, Deal] = {}
         self._ids = 0
@@ -129,23 +161,30 @@ class ServiceSimulation:
         """
         world, rng = self.world, self.world.rng
         world.before_create = self._record_before_expiry
-        for number in range(rng.randint(1, 2)):
-            world.add(f"delayer-{number}", self._delayer)
-            world.add(f"dealer-{number}", self._dealer)
-        for number in range(rng.randint(1, 3)):
+        makers = {"delays": [self._delayer], "transactions": [self._dealer]}
+        makers["pop"] = [self.pop.producer, self.pop.consumer, self.pop.consumer]
+        for part in self.parts:
+            for body in makers[part]:
+                world.add(f"{body.__name__.strip('_')}-{len(world.processes)}", body)
+        for _ in range(rng.randint(0, 1)):
+            body = rng.choice(makers[rng.choice(self.parts)])
+            world.add(f"{body.__name__.strip('_')}-{len(world.processes)}", body)
+        for number in range(rng.choice([1, 2, 2])):
             world.add(f"service-{number}", self._services)
-        for number in range(rng.randint(0, 2)):
+        for number in range(rng.randint(0, 1)):
             world.add(f"roller-{number}", self._roller)
         world.run()
-        self._finish()
+        log = self._finish()
         self._check_delays()
         self._check_deals()
+        self.pop.check(self.rows, log.view.state.queues.bounds)
         injected = Counter(world.injected)
         injected["steps"], injected["delayed"], injected["transactions"] = world.step, len(self.sent), len(self.deals)
         injected["recalled"] = sum(sent.recalled for sent in self.sent.values())
         injected["committed"] = sum(
             deal.ended and deal.decided is TransactionState.COMMIT for deal in self.deals.values()
         )  # fmt: skip
+        injected.update(self.pop.injected)
         return injected
 
     # -------------------------------------------------------- processes
@@ -181,7 +220,7 @@ class ServiceSimulation:
     def _delayer(self, process: Process) -> None:
         rng = self.world.rng
         log = self._open()
-        for _ in range(rng.randint(2, 6)):
+        for _ in range(rng.randint(1, 3)):
             now = log.clock.now_ms()
             rows = []
             for _ in range(rng.choice([1, 1, 3])):
@@ -219,7 +258,7 @@ class ServiceSimulation:
     def _dealer(self, process: Process) -> None:
         rng = self.world.rng
         log = self._open()
-        for _ in range(rng.randint(1, 4)):
+        for _ in range(rng.randint(1, 3)):
             self._ids += 1
             deal = self.deals[f"t{self._ids}"] = Deal()
             transaction = Transaction(cast("Store", SimStore(log)), GROUP, f"t{self._ids}", 50)
@@ -257,20 +296,31 @@ class ServiceSimulation:
     def _services(self, process: Process) -> None:
         rng = self.world.rng
         log = self._open()
-        timers = BrokerTimers(log, log.clock.token())
-        checks = BrokerChecks(log, log.clock.token(), CHECKS)
-        answers = CheckAnswers(cast("Store", SimStore(log)), GROUP, self._checker)
-        for _ in range(rng.randint(4, 12)):
-            self.world.sleep(rng.random() / 8)
-            for work in (timers.run_once, checks.run_once, answers.run_once):
+        work = self._copies(log, log.clock.token())
+        for _ in range(rng.randint(2, 4)):
+            self.world.sleep(rng.random() / 5)
+            for run_once in work:
                 with self._faults():
-                    cast("Any", work)()
+                    run_once()
+
+    def _copies(self, log: CommitLog, token: str) -> list[Callable[[], object]]:
+        """A copy of each service that the parts need: what it does when it runs."""
+        store = cast("Store", SimStore(log, self.pop.retry_max))
+        work: list[Callable[[], object]] = []
+        if "delays" in self.parts:
+            work.append(BrokerTimers(log, token).run_once)
+        if "transactions" in self.parts:
+            work.append(BrokerChecks(log, token, CHECKS).run_once)
+            work.append(CheckAnswers(store, GROUP, self._checker).run_once)
+        if "pop" in self.parts:
+            work.append(ReviveService(store).run_once)
+        return work
 
     def _roller(self, process: Process) -> None:
         rng = self.world.rng
         log = self._open()
         hold = retention_hold(log)
-        for _ in range(rng.randint(2, 6)):
+        for _ in range(rng.randint(1, 3)):
             self.world.sleep(rng.random() / 4)
             with self._faults():
                 roll(log, min_commits=rng.choice([1, 3]))
@@ -288,47 +338,50 @@ class ServiceSimulation:
 
     def _record(self, log: CommitLog) -> None:
         for batch in log.scan(Query(columns=COLUMNS)):
+            offsets = batch.column("commitOffset").to_pylist()
             stamps = batch.column("storeTimestamp").cast("int64").to_pylist()
-            columns = [batch.column(name).to_pylist() for name in COLUMNS[:3]]
-            for offset, topic, name, stamp in zip(*columns, stamps, strict=True):
-                known = self.rows.setdefault(offset, (topic, name, stamp))
-                assert known == (topic, name, stamp), f"seed {self.seed}: offset {offset} changed"
+            topics, names, *others = (batch.column(name).to_pylist() for name in COLUMNS[1:-1])
+            for offset, *values in zip(offsets, topics, names, stamps, *others, strict=True):
+                row = Row(*values)
+                known = self.rows.setdefault(offset, row)
+                assert known == row, f"seed {self.seed}: offset {offset} changed"
 
-    def _finish(self) -> None:
+    def _finish(self) -> CommitLog:
         """Calm services do what is left, while time passes."""
         world = self.world
         world.running = None
         log = self._calm_log()
         timers = BrokerTimers(log, "last")
-        checks = BrokerChecks(log, "last", CHECKS)
-        answers = CheckAnswers(cast("Store", SimStore(log)), GROUP, self._checker)
+        work = [timers.run_once, *self._copies(log, "last")]
         world.now_ms = max(world.now_ms, log.view.state.store_ms)
-        for _ in range(2 * CHECKS.checks_max + 4):
+        if "pop" in self.parts:
+            self.pop.finish(log)
+        for _ in range(2 * CHECKS.checks_max + 4 if "transactions" in self.parts else 3):
             world.now_ms += 3_600_000  # a due time may come from a clock that was an hour ahead
-            timers.run_once()
-            checks.run_once()
-            answers.run_once()
+            for run_once in work:
+                run_once()
         assert timers.index.count == 0, f"seed {self.seed}: {timers.index.count} messages are left"
         assert not log.view.state.fold(Transactions).open, f"seed {self.seed}: transactions are left open"
         assert log.view.state.fold(TimerProgress).progress.position <= log.view.state.offset
         self._record(log)
+        return log
 
     # -------------------------------------------------------- checks
 
     def _visible(self) -> dict[str, list[int]]:
         """Message id -> store times of its copies in real topics."""
         visible: dict[str, list[int]] = {}
-        for topic, name, stamp in self.rows.values():
-            if topic in REAL:
-                visible.setdefault(name, []).append(stamp)
+        for row in self.rows.values():
+            if row.topic in REAL:
+                visible.setdefault(row.msg_id, []).append(row.store_ms)
         return visible
 
     def _check_delays(self) -> None:
         seed, visible = self.seed, self._visible()
         parked: dict[str, int] = {}
-        for _, (topic, name, stamp) in sorted(self.rows.items()):
-            if topic not in REAL:
-                parked.setdefault(name, stamp)
+        for _, row in sorted(self.rows.items()):
+            if row.topic not in REAL:
+                parked.setdefault(row.msg_id, row.store_ms)
         for name, sent in self.sent.items():
             copies = visible.get(name, [])
             assert len(copies) <= 1, f"seed {seed}: {name} was delivered {len(copies)} times"
@@ -357,7 +410,7 @@ class ServiceSimulation:
 def main() -> int:
     """Run seeds and print what was injected; a failing seed is named and ends the run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=1_000, help="how many seeds to run (default 1000)")
+    parser.add_argument("--seeds", type=int, default=2_000, help="how many seeds to run (default 2000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     arguments = parser.parse_args()
     total: Counter[str] = Counter()

@@ -18,12 +18,12 @@ SOURCE = REPOSITORY / PACKAGE
 
 # fmt: off
 LAYERS = {
-    "errors": 0, "clock": 0, "lazy_names": 0, "model": 0,
+    "errors": 0, "clock": 0, "lazy_names": 0, "json_log": 0, "model": 0,
     "filter": 1,
     "storage": 2, "log": 2,
     "rules": 3,
-    "client": 4, "services": 4, "tables": 4, "query": 4,
-    "spark": 5, "cli": 5, "demo": 5,
+    "client": 4, "services": 4, "tables": 4, "query": 4, "metrics": 4,
+    "spark": 5, "proxy": 5, "cli": 5, "demo": 5,
     "demo_spark": 6, "jobs": 6,
 }
 # fmt: on
@@ -32,36 +32,44 @@ LAYERS = {
 SAME_LAYER = {
     ("model", "errors"),
     ("model", "clock"),
+    ("json_log", "errors"),
     ("log", "storage"),
     ("tables", "client"),
     ("query", "client"),
     ("services", "client"),
+    ("metrics", "client"),
     ("query", "tables"),
+    ("services", "tables"),
+    ("cli", "proxy"),
 }
-"""Imports within a layer that are meant: model stands on errors and clock, the log on the storage protocol, tables,
-queries and services on an open store, queries on tables."""
+"""Imports within a layer that are meant: model and log lines stand on errors and clock, the log on the storage
+protocol, tables, queries, services and metrics on an open store, queries and services on tables, `rmq proxy` on the
+proxy."""
 
 CORE = {"numpy", "pyarrow"}
 MAY_IMPORT = {
     "errors": set[str](),
     "clock": set[str](),
     "lazy_names": set[str](),
+    "json_log": set[str](),
     "model": CORE,
     "filter": CORE,
     "storage": {"fsspec", "hdfs_native", "obstore", "pyarrow"},  # of Arrow its memory pool only
     "log": CORE | {"isal", "orjson"},
     "rules": CORE,
     "client": CORE,
-    "services": CORE,
+    "services": CORE | {"prometheus_client"},
+    "metrics": {"prometheus_client"},
     "tables": CORE,
     "query": CORE,
     "spark": CORE | {"pyspark"},
+    "proxy": {"google", "grpc", "grpc_health", "grpc_reflection", "prometheus_client"},
     "cli": CORE | {"typer", "rich", "click"},
     "demo": CORE | {"rich"},
     "demo_spark": {"pyspark"},
     "jobs": {"pyspark"},
 }
-"""Packages from outside, by part. Only the Spark source imports pyspark; nothing imports grpc yet."""
+"""Packages from outside, by part. Only the Spark source imports pyspark, only the proxy grpc."""
 
 PLAIN_MODEL_EXCEPT = {"model/java_hash.py"}
 """The model is plain Python; only the column form of Java's hash works on arrays."""

@@ -9,8 +9,10 @@ import pytest
 from cli_runner import Run
 
 from rmq_spark.client.offsets import GroupOffsets
+from rmq_spark.client.producer import Producer
 from rmq_spark.client.store import Store
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.model.message import Message
 
 TABLES = ("consumequeue", "index", "consumer_offsets")
 
@@ -184,3 +186,13 @@ def test_trace_shows_a_messages_life(run: Run, store: Path, how: str) -> None:
     assert [step["commitOffset"] for step in steps] == sorted(step["commitOffset"] for step in steps)
     text = run("trace", "--id", "LIFE").out
     assert "SCHEDULE_TOPIC_XXXX (for %RETRY%billing)" in text
+
+
+def test_trace_shows_what_clients_said(run: Run, store: Path) -> None:
+    with Store.open(str(store)) as opened, Producer(opened, group="web", trace=True) as producer:
+        sent = producer.send(Message("orders", b"x"))
+    records = run("trace", "--id", sent.msg_id, "--json").json
+    assert [record["stage"] for record in records] == ["delivered", "Pub"]
+    assert (records[1]["group"], records[1]["success"], records[1]["topic"]) == ("web", True, "orders")
+    text = run("trace", "--id", sent.msg_id).out
+    assert "CLIENT" in text and "Pub" in text and "web" in text

@@ -20,6 +20,7 @@ from rmq_spark.log.roll import roll
 from rmq_spark.log.time_search import Boundary, TimeSearch
 from rmq_spark.model.settings import LogSettings
 from rmq_spark.storage import paths
+from rmq_spark.storage.base import tail_or_none
 
 Rows = list[tuple[int, int]]
 
@@ -196,6 +197,9 @@ class Counting:
         data, size = self.inner.read_tail(path, length)
         self._note(path, len(data))
         return data, size
+
+    def read_tails(self, paths: Sequence[str], length: int) -> list[tuple[bytes, int] | None]:
+        return [tail_or_none(self.read_tail, path, length) for path in paths]
 
     def rows_read(self) -> int:
         """Bytes that were read of segments' rows."""

@@ -133,7 +133,7 @@ class TestSharing:
 
 
 class TestRetries:
-    def test_a_failure_comes_again_after_1_s_5_s_and_10_s_rule_6(self, store: Store) -> None:
+    def test_rule_06_a_failure_comes_again_after_1_s_5_s_and_10_s(self, store: Store) -> None:
         times: list[int] = []
 
         def listen(message: ReceivedMessage) -> ConsumeResult:
@@ -154,7 +154,7 @@ class TestRetries:
         consumer.run()
         assert times == [0, 1, 2, 3]
 
-    def test_it_comes_back_through_the_retry_topic_and_shows_its_own_rule_30(self, store: Store) -> None:
+    def test_rule_30_it_comes_back_through_the_retry_topic_and_shows_its_own(self, store: Store) -> None:
         seen: list[ReceivedMessage] = []
 
         def listen(message: ReceivedMessage) -> ConsumeResult | None:
@@ -171,7 +171,7 @@ class TestRetries:
         assert (seen[2].topic, seen[2].queue_offset, seen[2].msg_id) == ("t", 0, seen[0].msg_id)
         assert bodies(store, "%RETRY%g+t") == ["other"]
 
-    def test_the_listener_that_fails_last_sends_it_to_the_dead_letter_topic_rule_32(self, store: Store) -> None:
+    def test_rule_32_the_listener_that_fails_last_sends_it_to_the_dead_letter_topic(self, store: Store) -> None:
         calls: list[int] = []
 
         def listen(message: ReceivedMessage) -> None:
@@ -230,7 +230,7 @@ class TestRetries:
 
 
 class TestHolding:
-    def test_a_message_is_renewed_while_its_listener_works_rule_31(self, store: Store) -> None:
+    def test_rule_31_a_message_is_renewed_while_its_listener_works(self, store: Store) -> None:
         revive = ReviveService(store)
         left: list[int] = []
 
@@ -339,7 +339,7 @@ class TestOrder:
         assert got == ["a", "b", "c"]
         assert committed(store) == {0: 3}
 
-    def test_a_failure_holds_the_queue_and_comes_again_in_place_rule_30(self, store: Store) -> None:
+    def test_rule_30_a_failure_holds_the_queue_and_comes_again_in_place(self, store: Store) -> None:
         calls: list[tuple[str, int, int]] = []
 
         def listen(message: ReceivedMessage) -> ConsumeResult | None:

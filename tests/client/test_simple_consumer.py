@@ -29,6 +29,7 @@ from rmq_spark.log.roll import roll
 from rmq_spark.model.message import Message
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules.all_folds import BROKER_FOLDS
+from rmq_spark.rules.pop import PopState
 from rmq_spark.rules.topics import GroupConfigs
 from rmq_spark.services.revive import ReviveService
 
@@ -324,6 +325,22 @@ class TestFifo:
     def consumer(self, store: Store) -> SimpleConsumer:
         append_records(store.nameserver, GroupConfigs, {"group": "g", "consumeMessageOrderly": True})
         return SimpleConsumer(store, "g").subscribe("orders")
+
+    def test_a_batch_that_retention_took_is_not_held_for_ever(
+        self, store: Store, clock: ManualClock, consumer: SimpleConsumer
+    ) -> None:
+        send(store, 3, queue_id=0)
+        assert len(take(consumer)) == 3
+        log = store.log("broker-0", *BROKER_FOLDS)
+        roll(log, min_commits=1)
+        clock.advance(100 * 3600)
+        send(store, queue_id=1)
+        roll(log, min_commits=1)
+        assert expire(log).segments
+        service = ReviveService(store)
+        service.run_once()
+        assert service.done.lost == 3
+        assert log.look(lambda view: view.state.fold(PopState).dump()) == []
 
     def test_one_batch_of_a_queue_is_in_flight_and_comes_again_in_order(
         self, store: Store, clock: ManualClock, consumer: SimpleConsumer

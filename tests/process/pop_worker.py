@@ -14,6 +14,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from rmq_spark.client.consume_result import ConsumeResult
+from rmq_spark.client.consumer_settings import ConsumerSettings
+from rmq_spark.client.push_consumer import PushConsumer
 from rmq_spark.client.simple_consumer import SimpleConsumer
 from rmq_spark.client.store import Store
 from rmq_spark.errors import PreconditionFailedError
@@ -22,6 +25,7 @@ from rmq_spark.rules.receipt import parse_receipt
 from rmq_spark.services.revive import ReviveService
 
 GROUP, TOPIC = "jobs", "work"
+PUSH_INVISIBLE_MS = 400
 
 
 class Report:
@@ -92,6 +96,30 @@ def _ack(consumer: SimpleConsumer, out: Report, messages: list[ReceivedMessage])
     except PreconditionFailedError as error:  # this process was too slow for some
         late = {msg_id for ids in error.context.values() if isinstance(ids, list) for msg_id in ids}
         out.write("acked", [message for message in messages if message.msg_id not in late])
+
+
+def push(store: str, report: str, seed: int, share_acked: float) -> None:
+    """Consume with listeners: some fail the first time, some take longer than a message is held without renewal."""
+    out, rng = Report(report), random.Random(seed)
+
+    def listen(message: ReceivedMessage) -> ConsumeResult | None:
+        out.write("got", [message])
+        time.sleep(rng.choice([0, 0, 0, 0.01, 2 * PUSH_INVISIBLE_MS / 1000]) if rng.random() < 0.2 else 0)
+        out.write("changed", [message])  # its receipt is the newest
+        if rng.random() > share_acked and not message.reconsume_times:
+            out.write("failed", [message])
+            return ConsumeResult.FAILURE
+        out.write("try", [message])
+        return None
+
+    try:
+        settings = ConsumerSettings(invisible_ms=PUSH_INVISIBLE_MS)
+        with Store.open(store) as opened:
+            consumer = PushConsumer(opened, GROUP, pop=True, threads=2, settings=settings).subscribe(TOPIC)
+            consumer.start(listen).join()
+    except BaseException:
+        out.error(traceback.format_exc())
+        raise
 
 
 def revive(store: str, report: str) -> None:

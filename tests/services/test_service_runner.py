@@ -36,9 +36,6 @@ class Counting:
             raise error
         return 0.001
 
-    def wait(self, seconds: float) -> None:
-        SystemClock().sleep(seconds)
-
     def behind_ms(self) -> int:
         return 7
 
@@ -120,3 +117,64 @@ class TestLease:
         assert (topic, value["epoch"], value["until"]) == (ServiceLeases.topics[0], 1, 100_000 + LEASE_MS)
         [(_, value)] = service_lease.renewal(self.state(Lease("other", 4, 200_000)), "timer", "me")
         assert (value["holder"], value["epoch"]) == ("me", 5)
+
+
+class Waking(Counting):
+    """Waits for a notice."""
+
+    name = "waking"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notice = threading.Event()
+
+    def run_once(self) -> float:
+        super().run_once()
+        return 3600.0
+
+    def wait(self, seconds: float) -> None:
+        self.notice.wait(seconds)
+        self.notice.clear()
+
+    def wake(self) -> None:
+        self.notice.set()
+
+
+class TestLanes:
+    def test_services_of_a_lane_share_a_thread_and_each_has_a_status(self):
+        first, second = Counting(), Counting(UnavailableError("gone"))
+        second.name = "second"
+        with ServiceRunner([], SystemClock(), lanes=[[first, second]]) as runner:
+            for service in (first, second):
+                for _ in range(3):
+                    assert service.ran.acquire(timeout=30)
+            assert len(runner._threads) == 1
+        by_name = {status.name: status for status in runner.status()}
+        assert by_name["counting"].failures_total == 0
+        assert by_name["second"].failures_total == 1
+
+    def test_one_that_wakes_up_runs_again_before_its_time(self):
+        service = Waking()
+        with ServiceRunner([service], SystemClock()):
+            assert service.ran.acquire(timeout=30)
+            service.wake()
+            assert service.ran.acquire(timeout=30)
+
+    def test_a_stop_does_not_wait_for_the_next_round(self):
+        service = Waking()
+        runner = ServiceRunner([service], SystemClock())
+        runner.start()
+        assert service.ran.acquire(timeout=30)
+        runner.stop()  # would take an hour
+        assert not runner._threads[0].is_alive()
+
+
+def test_an_error_that_may_pass_is_told_in_one_line_and_its_end_too(caplog):
+    service = Counting(UnavailableError("gone"))
+    with ServiceRunner([service], SystemClock()):
+        for _ in range(3):
+            assert service.ran.acquire(timeout=30)
+    told = [record for record in caplog.records if record.name == runner_module.__name__]
+    assert [record.exc_info for record in told] == [None, None]
+    assert "failed, 1 in a row" in told[0].getMessage()
+    assert "works again" in told[1].getMessage()

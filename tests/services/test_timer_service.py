@@ -8,6 +8,8 @@ import pytest
 from service_world import ServiceWorld
 
 from rmq_spark.client.producer import Producer
+from rmq_spark.client.simple_consumer import SimpleConsumer
+from rmq_spark.client.time_search import QueueTimes
 from rmq_spark.errors import InvalidRequestError, PreconditionFailedError
 from rmq_spark.log.expire import expire
 from rmq_spark.log.message_batch import MessageBatch
@@ -70,6 +72,30 @@ def test_rule_14_a_time_that_has_passed_is_now_and_one_too_far_ahead_is_an_error
     with pytest.raises(InvalidRequestError, match="too far ahead"):
         producer.send(Message("orders", b"farther", delay=timedelta(days=3, milliseconds=1)))
     assert ServiceWorld.create().producer().send(Message("orders", b"x", delay=timedelta(days=999))).recall_handle
+
+
+def test_rule_05_the_tag_of_a_delayed_message_is_judged_when_it_is_delivered(world):
+    for tag in ("a", "b"):
+        world.producer().send(Message("orders", tag.encode(), tags=tag, delay_level=1))
+    consumer = SimpleConsumer(world.store, "g", consume_from="earliest").subscribe("orders", tags="a")
+    assert consumer.receive(32, 30, 0) == []
+    world.clock.advance(1)
+    TimerService(world.store).run_once()
+    assert sorted(world.bodies("orders")) == [b"a", b"b"]
+    assert [message.body for message in consumer.receive(32, 30, 0)] == [b"a"]
+
+
+def test_rule_20_a_search_by_time_finds_a_delayed_message_at_its_delivery(world):
+    sent = world.producer().send(Message("orders", b"late", delay=10, queue_id=0))
+    world.clock.advance(5)
+    world.producer().send(Message("orders", b"between", queue_id=0))
+    moment = world.clock.wall_ms + 1
+    world.clock.advance(5)
+    TimerService(world.store).run_once()
+    first, second = world.messages("orders")
+    assert (first.body, second.body, second.msg_id) == (b"between", b"late", sent.msg_id)
+    assert second.store_ms - second.born_ms == 10_000
+    assert QueueTimes(world.store).search("orders", moment)["orders", "broker-0", 0] == second.queue_offset
 
 
 def test_rule_15_a_level_goes_before_a_time_and_above_18_it_is_18(world):

@@ -1,0 +1,98 @@
+"""The records in commits: rows of the topics that folds read, with the columns that each fold names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq_spark.log.arrow_columns import integers
+from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.file_reader import FileReader
+from rmq_spark.log.fold import Records
+from rmq_spark.log.rows import queue_offsets
+from rmq_spark.log.small_commits import decode_commits
+from rmq_spark.log.state import LogState
+from rmq_spark.storage.base import Storage
+
+_FIELD_OF: Final = {
+    "body": "bodies",
+    "queueId": "queue_ids",
+    "queueOffset": "queue_offsets",
+    "msgId": "msg_ids",
+    "properties": "properties",
+    "bornTimestamp": "born_ms",
+}
+"""Column -> field of `Records`."""
+
+
+def read_records(storage: Storage, meta: FileMeta, state: LogState) -> Iterator[Records]:
+    """The state messages of a commit: rows of those topics that a fold of `state` reads."""
+    wanted = state.fold_topics(meta.doc["topics"])
+    if not wanted:
+        return
+    if meta.doc.get("files"):
+        raise meta.corrupt("state messages must be inline", topics=wanted)
+    runs, firsts, bases = meta.runs, meta.runs.first_rows(), meta.bases
+    for topic in wanted:
+        fold = state.fold_of(topic)
+        mine = np.flatnonzero(runs.topic == runs.topics.index(topic))
+        low, high = int(firsts[mine[0]]), int(firsts[mine[-1]] + runs.rows[mine[-1]])
+        rows = _read_rows(storage, meta, low, high, [name for name in fold.columns if name != "queueOffset"])
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        if "queueOffset" in fold.columns:
+            steps = [np.arange(count) + base for base, count in zip(bases[mine], runs.rows[mine], strict=True)]
+            columns["queueOffset"] = pa.array(np.concatenate(steps))
+        yield to_records(topic, columns, fold.columns, [meta.doc["ts"]] * (high - low))
+
+
+def join_records(metas: Sequence[FileMeta], state: LogState) -> Iterator[Records]:
+    """As `read_records`, of neighbouring small commits at once; each fold gets its records in the order of the log.
+
+    Raises:
+        CorruptDataError: a commit's rows cannot be parsed, or are not as many as it says.
+    """
+    metas = [meta for meta in metas if state.fold_topics(meta.doc["topics"])]
+    if not metas:
+        return
+    rows = decode_commits(metas)
+    topics = sorted({topic for meta in metas for topic in state.fold_topics(meta.doc["topics"])})
+    times = np.repeat([meta.doc["ts"] for meta in metas], [meta.rows for meta in metas])
+    offsets = integers(np.concatenate([queue_offsets(meta.runs, meta.bases) for meta in metas]))
+    for fold in {state.fold_of(topic).name: state.fold_of(topic) for topic in topics}.values():
+        chosen = pc.is_in(rows.column("topic"), pa.array(fold.topics, pa.string()))
+        mine = rows.filter(chosen)
+        columns = dict(zip(mine.schema.names, mine.columns, strict=True))
+        columns["queueOffset"] = offsets.filter(chosen)
+        when = times[chosen.to_numpy(zero_copy_only=False)].tolist()
+        names = columns["topic"].to_pylist() if len(fold.topics) > 1 else [fold.topics[0]] * len(mine)
+        edges = [at for at in range(1, len(mine)) if names[at] != names[at - 1]] if len(fold.topics) > 1 else []
+        for low, high in zip([0, *edges], [*edges, len(mine)], strict=True):
+            part = {name: column.slice(low, high - low) for name, column in columns.items()} if edges else columns
+            yield to_records(names[low], part, fold.columns, when[low:high])
+
+
+def to_records(topic: str, rows: Mapping[str, pa.Array], names: Sequence[str], store_ms: list[int]) -> Records:
+    """Rows of one topic, as a fold that names these columns gets them."""
+
+    def values(name: str) -> list[object]:
+        column = rows[name]
+        if name == "bornTimestamp":
+            column = column.cast(pa.int64())
+        listed: list[object] = column.to_pylist()
+        return [dict(entry) for entry in listed] if name == "properties" else listed  # type: ignore[call-overload]
+
+    fields = {field: values(name) for name, field in _FIELD_OF.items() if name in names}
+    return Records(topic, store_ms, **fields)  # type: ignore[arg-type]
+
+
+def _read_rows(storage: Storage, meta: FileMeta, low: int, high: int, names: list[str]) -> pa.RecordBatch:
+    starts = meta.block_rows
+    begin = int(np.searchsorted(starts, low, "right")) - 1
+    end = int(np.searchsorted(starts, high, "left"))
+    batches = [batch for _, batch in FileReader(storage, meta).read_blocks(range(begin, end), names or ["queueId"])]
+    whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    return whole.slice(low - int(starts[begin]), high - low)

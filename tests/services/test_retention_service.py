@@ -1,0 +1,87 @@
+"""Old messages go at the hour of the settings or when the disk fills, and what is pending stays."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from service_world import ServiceWorld
+
+from rmq_spark.log.roll import roll
+from rmq_spark.model.message import Message
+from rmq_spark.model.settings import HOUR_MS
+from rmq_spark.services.retention import RetentionService
+from rmq_spark.services.timer import TimerService
+
+
+@pytest.fixture
+def old() -> ServiceWorld:
+    """Two segments of messages, four days old, at noon."""
+    world = ServiceWorld.create(delete_grace_ms=0, segment_bytes=1)
+    world.clock.wall_ms = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp() * 1000)
+    producer = world.producer()
+    for body in (b"1", b"2", b"3"):
+        producer.send(Message("orders", body))
+        roll(world.store.log(), min_commits=1)
+    world.clock.advance(96 * 3600)
+    return world
+
+
+def at_hour(world: ServiceWorld, hour: int) -> None:
+    while datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC).hour != hour:
+        world.clock.advance(HOUR_MS / 1000)
+
+
+def test_old_messages_go_at_four_and_at_no_other_hour(old: ServiceWorld):
+    service = RetentionService(old.store)
+    service.run_once()
+    assert old.bodies("orders") == [b"1", b"2", b"3"]
+    assert service.behind_ms() == 24 * HOUR_MS
+    at_hour(old, 4)
+    service.run_once()
+    assert old.bodies("orders") == [b"3"]  # the last segment always stays
+    assert service.segments >= 2
+    assert service.behind_ms() == 0
+    assert old.store.topic("orders")  # the cluster-wide log keeps what it says
+    old.store.close()
+
+
+def test_old_messages_go_at_any_hour_when_the_disk_fills(old: ServiceWorld, monkeypatch):
+    service = RetentionService(old.store)
+    monkeypatch.setattr(old.store.storage, "disk_usage", lambda: (74 << 30, 100 << 30), raising=False)
+    service.run_once()
+    assert len(old.bodies("orders")) == 3
+    monkeypatch.setattr(old.store.storage, "disk_usage", lambda: (76 << 30, 100 << 30), raising=False)
+    service.run_once()
+    assert old.bodies("orders") == [b"3"]
+    old.store.close()
+
+
+def test_young_messages_go_only_when_the_disk_is_nearly_full_and_no_more_than_it_needs(monkeypatch):
+    world = ServiceWorld.create(delete_grace_ms=0, segment_bytes=1)
+    producer = world.producer()
+    for body in (b"1", b"2", b"3"):
+        producer.send(Message("orders", body))
+        roll(world.store.log(), min_commits=1)
+    service = RetentionService(world.store)
+    for used, left in ((840_000, 3), (850_001, 2)):
+        monkeypatch.setattr(world.store.storage, "disk_usage", lambda used=used: (used, 1_000_000), raising=False)
+        service.run_once()
+        assert len(world.bodies("orders")) == left
+    world.store.close()
+
+
+def test_a_delayed_message_outlives_the_segment_it_was_sent_in():
+    world = ServiceWorld.create(delete_grace_ms=0, segment_bytes=1)
+    world.producer().send(Message("orders", b"later", delay=10 * 24 * 3600))
+    roll(world.store.log(), min_commits=1)
+    world.producer().send(Message("orders", b"now"))
+    world.clock.advance(96 * 3600)
+    at_hour(world, 4)
+    service = RetentionService(world.store)
+    service.run_once()
+    assert service.segments
+    world.clock.advance(10 * 24 * 3600)
+    TimerService(world.store).run_once()
+    assert b"later" in world.bodies("orders")
+    world.store.close()
