@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from rocketmq import (
     ClientConfiguration,
@@ -190,7 +190,7 @@ def transaction(story: Story) -> None:
 class Fails(MessageListener):
     """Succeeds with `good`; fails twice with `bad`, once with `bad-1`, always with `dead`."""
 
-    FAILURES = {"bad": 2, "bad-1": 1, "dead": 1000}
+    FAILURES: ClassVar = {"bad": 2, "bad-1": 1, "dead": 1000}
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -221,7 +221,9 @@ def push(story: Story) -> None:
             pushed("g_push_dead", "story_push", "dead", listener),
             pushed("g_push_fifo", "story_push_fifo", "*", listener),
         ):
-            wait_until(60, lambda: listener.count("bad") >= 3 and listener.count("dead") >= 2 and listener.count("good-2"))
+            wait_until(
+                60, lambda: listener.count("bad") >= 3 and listener.count("dead") >= 2 and listener.count("good-2")
+            )
             time.sleep(12)  # whatever comes too often would come within this time
     story.say("listener that succeeds", listener.of("good"))
     story.say("listener that fails twice", listener.of("bad"))
