@@ -40,7 +40,7 @@ Key = tuple[str, str]
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class Kept:
     """A message that a client has not settled."""
 
     client_id: str
@@ -70,8 +70,8 @@ class AutoRenew:
         self._clock = clock
         self._workers = workers
         self._metrics = metrics
-        self._kept: dict[Key, _Kept] = {}
-        self._by_client: dict[str, dict[Key, _Kept]] = {}
+        self._kept: dict[Key, Kept] = {}
+        self._by_client: dict[str, dict[Key, Kept]] = {}
 
     def keep(self, client_id: str, group: str, messages: Iterable[StoredMessage]) -> None:
         """Renew these messages from now on, which `client_id` has received for `group`."""
@@ -82,17 +82,21 @@ class AutoRenew:
             receipt = parse_receipt(message.receipt)
             key = (group, message.receipt)
             due = now + receipt.invisible_ms * 1_000_000
-            self._add(_Kept(client_id, key, receipt.real_topic(group, message.topic), receipt, now, due))
+            self._add(Kept(client_id, key, receipt.real_topic(group, message.topic), receipt, now, due))
 
-    async def take(self, group: str, handle: str) -> Receipt | None:
-        """Stop to renew a message that a client settles; the receipt that counts, or None if it was not kept."""
+    async def take(self, group: str, handle: str) -> Kept | None:
+        """Stop to renew a message that a client settles; what was kept of it, or None."""
         kept = self._kept.get((group, handle))
         if kept is None:
             return None
         while kept.renewing is not None:
             await kept.renewing
         self._remove(kept)
-        return kept.receipt
+        return kept
+
+    def restore(self, kept: Kept) -> None:
+        """Renew a message again that could not be settled: the client will try again, by the receipt that it knows."""
+        self._add(kept)
 
     async def give_back(self, client_id: str) -> None:
         """Let messages of a client that has gone be visible again soon."""
@@ -128,7 +132,7 @@ class AutoRenew:
             for kept in part:
                 self._remove(kept)
             await self._renew(part, GIVE_BACK_MS)
-        by_step: dict[int, list[_Kept]] = {}
+        by_step: dict[int, list[Kept]] = {}
         for kept in due:
             if kept.key in self._kept:
                 by_step.setdefault(min(kept.renewals, len(RENEW_SECONDS) - 1), []).append(kept)
@@ -141,7 +145,7 @@ class AutoRenew:
             for part in _parts(mine):
                 await self._renew(part, round(seconds * 1000))
 
-    async def _renew(self, kept: Sequence[_Kept], invisible_ms: int) -> None:
+    async def _renew(self, kept: Sequence[Kept], invisible_ms: int) -> None:
         """Renew messages together; those that are not held any more are forgotten."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for each in kept:
@@ -169,12 +173,12 @@ class AutoRenew:
                 each.renewing = None
             done.set_result(None)
 
-    def _add(self, kept: _Kept) -> None:
+    def _add(self, kept: Kept) -> None:
         self._kept[kept.key] = kept
         self._by_client.setdefault(kept.client_id, {})[kept.key] = kept
         self._metrics.held.set(len(self._kept))
 
-    def _remove(self, kept: _Kept) -> None:
+    def _remove(self, kept: Kept) -> None:
         if self._kept.get(kept.key) is kept:
             del self._kept[kept.key]
         mine = self._by_client.get(kept.client_id, {})
@@ -184,5 +188,5 @@ class AutoRenew:
         self._metrics.held.set(len(self._kept))
 
 
-def _parts(kept: Sequence[_Kept]) -> list[Sequence[_Kept]]:
+def _parts(kept: Sequence[Kept]) -> list[Sequence[Kept]]:
     return [kept[at : at + TOGETHER_MAX] for at in range(0, len(kept), TOGETHER_MAX)]

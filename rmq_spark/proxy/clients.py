@@ -74,8 +74,6 @@ class Clients:
         client = self._clients.get(client_id)
         if client is not None:
             client.heard_ns = self._clock.elapsed_ns()
-            if client.left_ns is not None:
-                client.left_ns = client.heard_ns
         return client
 
     def join(self, client_id: str) -> Client:
@@ -89,7 +87,8 @@ class Clients:
             if len(self._clients) >= self._settings.clients_max:
                 raise RefusedError(Code.TOO_MANY_REQUESTS, "the proxy has too many clients; use another one")
             now = self._clock.elapsed_ns()
-            client = self._clients[client_id] = Client(client_id, heard_ns=now, left_ns=now)
+            # Heard of after it left: it has not gone, it has no stream yet.
+            client = self._clients[client_id] = Client(client_id, heard_ns=now, left_ns=now - 1)
         return client
 
     def open_stream(self, client: Client) -> asyncio.Queue[Any]:
@@ -137,7 +136,7 @@ class Clients:
                     await self.leave(client.id)
 
     def _is_gone(self, client: Client, now_ns: int) -> bool:
-        if client.left_ns is not None:
+        if client.left_ns is not None and client.heard_ns <= client.left_ns:
             return now_ns - client.left_ns > self._settings.client_grace_seconds * 1e9
         return now_ns - client.heard_ns > self._settings.client_expiry_seconds * 1e9
 

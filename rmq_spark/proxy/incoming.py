@@ -104,7 +104,7 @@ def incoming(wire_message: Any, settings: ProxySettings, now_ms: int) -> Incomin
             topic,
             body,
             tags=tag,
-            keys=list(system.keys) or None,
+            keys=" ".join(system.keys) or None,
             properties=_properties(wire_message.user_properties, system, settings),
             sharding_key=group,
             priority=system.priority if system.HasField("priority") else None,

@@ -17,7 +17,7 @@ from rmq_spark.rules.pop_decisions import AckStatus, Changed
 from rmq_spark.rules.receipt import Receipt
 from rmq_spark.rules.start_offset import ConsumeFrom
 
-READERS_MAX: Final = 2_000
+READERS_MAX: Final = 500
 """Groups and brokers whose read-ahead is kept; the one that was used longest ago goes first."""
 
 Held = tuple[str, str, Receipt]

@@ -118,6 +118,7 @@ class Receiving:
             return
         if ask.auto_renew:
             # Before the client has them: if it goes meanwhile they are given back.
+            self._clients.join(call.client_id)
             self._renew.keep(call.client_id, ask.group, messages)
         size = sum(len(message.body) for message in messages)
         self._metrics.note_received(ask.topic.name, ask.group, len(messages), size)

@@ -60,8 +60,8 @@ class ProxySettings:
     """A connection that does not begin to speak is closed after so long."""
     client_grace_seconds: float = 5.0
     """A client whose telemetry stream ended is taken for gone after so long, unless it calls again."""
-    client_expiry_seconds: float = 60.0
-    """A client that was not heard of for so long is taken for gone."""
+    client_expiry_seconds: float = 45.0
+    """A client that was not heard of for so long is taken for gone; they say something each 10 s."""
     drain_seconds: float = 20.0
     """How long a stop waits for calls under way."""
 

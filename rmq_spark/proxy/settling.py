@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rmq_spark.errors import RmqError
 from rmq_spark.proxy import wire
-from rmq_spark.proxy.auto_renew import AutoRenew
+from rmq_spark.proxy.auto_renew import AutoRenew, Kept
 from rmq_spark.proxy.calls import Call, Right
 from rmq_spark.proxy.incoming import duration_ms, group_name, topic_name
 from rmq_spark.proxy.metrics import Metrics
@@ -26,6 +29,15 @@ _PROBLEMS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """A message that a client means to settle."""
+
+    held: Held
+    kept: Kept | None = None
+    """If the proxy renewed it until now."""
+
+
 class Settling:
     """Settles messages that clients hold."""
 
@@ -42,20 +54,13 @@ class Settling:
         topic, group = self._names(call, request)
         if not request.entries or len(request.entries) > ENTRIES_MAX:
             raise RefusedError(Code.BAD_REQUEST, "acknowledge 1 to 4096 messages", entries=len(request.entries))
-        waiting: list[tuple[Any, Any]] = []
-        for entry in request.entries:
-            try:
-                receipt = await self._receipt(group, entry.receipt_handle)
-            except RefusedError as error:
-                waiting.append((entry, error))
-            else:
-                waiting.append((entry, self._acks.put((group, receipt.real_topic(group, topic), receipt))))
+        holds = [await self._hold(group, topic, entry.receipt_handle) for entry in request.entries]
+        waiting = [each if isinstance(each, RefusedError) else self._acks.put(each.held) for each in holds]
         response = wire.AckMessageResponse()
-        codes: set[int] = set()
-        for entry, future in waiting:
-            status = await _ack_status(future)
-            codes.add(status.code)
+        for entry, hold, future in zip(request.entries, holds, waiting, strict=True):
+            status = await self._ack_status(hold, future)
             response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status)
+        codes = {each.status.code for each in response.entries}
         first = response.entries[0].status
         several = wire.Status(code=Code.MULTIPLE_RESULTS, message="see the entries")
         response.status.CopyFrom(first if len(codes) == 1 else several)
@@ -72,9 +77,9 @@ class Settling:
                 ms=invisible_ms,
                 most_ms=INVISIBLE_MS_MAX,
             )
-        receipt = await self._receipt(group, request.receipt_handle)
-        held = [(group, receipt.real_topic(group, topic), receipt)]
-        changed = (await self._workers.run(self._pop.change, held, invisible_ms, call.client_id))[0]
+        hold = await self._held(group, topic, request.receipt_handle)
+        with self._restoring(hold):
+            changed = (await self._workers.run(self._pop.change, [hold.held], invisible_ms, call.client_id))[0]
         if not isinstance(changed, Receipt):
             raise _invalid(changed)
         return wire.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.to_text())
@@ -82,9 +87,9 @@ class Settling:
     async def forward_to_dead_letter(self, call: Call, request: Any, context: Any) -> Any:
         """Give up a message: it goes to the group's dead-letter topic."""
         topic, group = self._names(call, request)
-        receipt = await self._receipt(group, request.receipt_handle)
-        held = (group, receipt.real_topic(group, topic), receipt)
-        status = await self._workers.run(self._pop.dead_letter, held)
+        hold = await self._held(group, topic, request.receipt_handle)
+        with self._restoring(hold):
+            status = await self._workers.run(self._pop.dead_letter, hold.held)
         if status not in (AckStatus.OK, AckStatus.NOT_HELD):
             raise _invalid(status)
         self._metrics.note_dead(topic, group)
@@ -96,28 +101,49 @@ class Settling:
         call.allow_group(group)
         return topic, group
 
-    async def _receipt(self, group: str, handle: str) -> Receipt:
-        """The receipt that counts for a message: that of the last renewal, if the proxy renews it."""
+    async def _held(self, group: str, topic: str, handle: str) -> _Hold:
+        """What a client means by a receipt: that of the last renewal, if the proxy renews the message.
+
+        Raises:
+            RefusedError: it is no receipt of this store.
+        """
         kept = await self._renew.take(group, handle)
         if kept is not None:
-            return kept
+            return _Hold(kept.held, kept)
         receipt = checked(Code.INVALID_RECEIPT_HANDLE, parse_receipt, handle)
         if not await self._directory.has_broker(receipt.broker):
             raise RefusedError(
                 Code.INVALID_RECEIPT_HANDLE, "the receipt names an unknown broker", broker=receipt.broker
             )
-        return receipt
+        return _Hold((group, receipt.real_topic(group, topic), receipt))
 
+    async def _hold(self, group: str, topic: str, handle: str) -> _Hold | RefusedError:
+        """As `_held`; what is wrong with one of several receipts is a value."""
+        try:
+            return await self._held(group, topic, handle)
+        except RefusedError as error:
+            return error
 
-async def _ack_status(outcome: Any) -> Any:
-    if isinstance(outcome, RefusedError):
-        return status_of(outcome)
-    try:
-        status = await outcome
-    except RmqError as error:
-        return status_of(error)
-    # What nobody holds was acknowledged before: the same again is no error.
-    return OK if status in (AckStatus.OK, AckStatus.NOT_HELD) else status_of(_invalid(status))
+    @contextmanager
+    def _restoring(self, hold: _Hold) -> Iterator[None]:
+        """If the store could not do it, the client will try again by the receipt that it knows."""
+        try:
+            yield
+        except RmqError:
+            if hold.kept is not None:
+                self._renew.restore(hold.kept)
+            raise
+
+    async def _ack_status(self, hold: _Hold | RefusedError, outcome: Any) -> Any:
+        if isinstance(hold, RefusedError):
+            return status_of(hold)
+        try:
+            with self._restoring(hold):
+                status = await outcome
+        except RmqError as error:
+            return status_of(error)
+        # What nobody holds was acknowledged before: the same again is no error.
+        return OK if status in (AckStatus.OK, AckStatus.NOT_HELD) else status_of(_invalid(status))
 
 
 def _invalid(status: AckStatus) -> RefusedError:
