@@ -179,7 +179,8 @@ def differences(client: str) -> dict[tuple[str, str], tuple[str, str]]:
     """The table in docs/proxy.md: chapter and step -> RocketMQ's outcome and this project's."""
     section = PAGE.read_text().split("## Differences from RocketMQ's proxy\n")[1].split("\n## ")[0]
     found: dict[tuple[str, str], tuple[str, str]] = {}
-    for row in re.findall(r"^\| (.+) \|$", section, flags=re.MULTILINE)[2:]:
+    table = section.split("| Chapter | Step |")[1].split("\n\n")[0]
+    for row in re.findall(r"^\| (.+) \|$", table, flags=re.MULTILINE)[1:]:
         chapter, step, clients, theirs, ours, reason = row.replace(r"\|", "\0").split(" | ")
         assert reason.strip()
         if client in clients.split(", "):
