@@ -17,7 +17,7 @@ WORKERS ?= 2
 DEMO_STORE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jars demo demo-store check format test test-slow test-s3 bench clean
+.PHONY: help setup jars demo demo-store check format test test-slow test-peer test-s3 bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,10 +37,14 @@ check: $(INSTALLED) ## format, lint, types, architecture and unit tests; under t
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope tests/architecture tests/unit
 
 test: $(INSTALLED) $(FETCHED) ## all tests except the long ones
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not peer"
 
 test-slow: $(INSTALLED) $(FETCHED) ## the long simulations and kill runs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
+
+test-peer: $(INSTALLED) $(FETCHED) ## the story of Apache's clients on RocketMQ 5.5.0 itself; its transcripts are what ours are compared with
+	$(BIN)/python -m rmq_spark.testing.jars rocketmq > /dev/null
+	$(BIN)/python -m pytest -m peer
 
 test-s3: $(INSTALLED) ## the storage tests against versitygw, a stricter S3 server; needs Go
 	GOBIN=$(abspath $(VENV))/go CGO_ENABLED=0 go install github.com/versity/versitygw/cmd/versitygw@v1.8.0

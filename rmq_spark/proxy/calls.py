@@ -87,16 +87,6 @@ class Authorizer(Protocol):
         """
 
 
-class AllowAll:
-    """Everybody may do everything."""
-
-    def authenticate(self, call: Call) -> None:
-        """Go on."""
-
-    def allow(self, call: Call, right: Right, kind: str, name: str) -> None:
-        """Go on."""
-
-
 Unary = Callable[[Call, Any, Any], Awaitable[Any]]
 Stream = Callable[[Call, Any, Any], AsyncIterator[Any]]
 

@@ -18,8 +18,9 @@ from rmq_spark.client.store import Store
 from rmq_spark.errors import InvalidRequestError, UnavailableError
 from rmq_spark.proxy import wire
 from rmq_spark.proxy.access_log import AccessLog
+from rmq_spark.proxy.auth import StoreAuthorizer
 from rmq_spark.proxy.auto_renew import AutoRenew
-from rmq_spark.proxy.calls import AllowAll, Authorizer, Gate, method_handlers, unimplemented
+from rmq_spark.proxy.calls import Authorizer, Gate, method_handlers, unimplemented
 from rmq_spark.proxy.clients import Client, Clients
 from rmq_spark.proxy.metrics import Metrics
 from rmq_spark.proxy.pop import Pop
@@ -51,7 +52,7 @@ class Proxy:
     Args:
         store: an open store; whoever opened it closes it, after `stop`.
         settings: where to listen, what to allow.
-        authorizer: who may do what; everybody everything by default.
+        authorizer: who may do what; by default the store's users and policies say it.
         services: what runs beside it; by default what every store needs (timers, revive, transaction check, rolling),
             unless the store was opened to run it by itself.
     """
@@ -70,7 +71,10 @@ class Proxy:
         name = f"proxy@{clock.token()[-8:]}"
         self._access_log = None if settings.access_log is None else AccessLog(settings.access_log, clock)
         self._metrics = metrics = Metrics(CLUSTER, name)
-        self._gate = Gate(settings, clock, metrics, self._access_log, authorizer or AllowAll())
+        self._policies = None
+        if authorizer is None:
+            authorizer = self._policies = StoreAuthorizer(store)
+        self._gate = Gate(settings, clock, metrics, self._access_log, authorizer)
         self._workers = workers = Workers(settings.threads)
         self._directory = directory = Directory(store, settings, workers)
         self._clients = clients = Clients(settings, clock, metrics, self._client_gone)
@@ -143,7 +147,10 @@ class Proxy:
         if settings.metrics_port is not None:
             self._metrics_server, self.metrics_port = self._metrics.serve(host, settings.metrics_port)
         self._services.start()
-        for watch in (self._clients.watch, self._renew.watch, self._check_back.watch, self._count):
+        watches = [self._clients.watch, self._renew.watch, self._check_back.watch, self._count]
+        if self._policies is not None:
+            watches.append(self._policies.watch)
+        for watch in watches:
             self._tasks.append(asyncio.create_task(_forever(watch)))
         await server.start()
         for service in ("", wire.SERVICE):
@@ -267,7 +274,7 @@ def serve(
     Args:
         store: an open store; it is not closed.
         settings: where to listen, what to allow.
-        authorizer: who may do what.
+        authorizer: as of `Proxy`.
         ready: called when it listens.
 
     Raises:

@@ -50,7 +50,7 @@ class RocketmqServer:
 
     broker: ServerProcess
     proxy: str
-    """`host:port` of the open proxy. The same port takes TLS, with a certificate of its own making."""
+    """`host:port` of the open proxy. The same port takes TLS."""
     guarded: str
     """`host:port` of the proxy with access control."""
 
@@ -72,8 +72,12 @@ class RocketmqServer:
 
 
 @contextlib.contextmanager
-def rocketmq_server() -> Iterator[RocketmqServer]:
+def rocketmq_server(certificate: Path, key: Path) -> Iterator[RocketmqServer]:
     """Run RocketMQ in three JVMs; about 20 s to start, 2 GB of memory.
+
+    Args:
+        certificate: for TLS, in PEM.
+        key: its key, in PEM.
 
     Raises:
         ServerStartError: a part did not start; the message holds its log.
@@ -91,9 +95,10 @@ def rocketmq_server() -> Iterator[RocketmqServer]:
         broker = held.enter_context(_run("broker", home, class_path, nameserver, broker_port))
         broker.wait_for_ready_line()
         broker.ask(f"user {ROOT[0]} {ROOT[1]} Super")
+        tls = {"tlsTestModeEnable": False, "tlsCertPath": str(certificate), "tlsKeyPath": str(key)}
         proxies = [
-            held.enter_context(_proxy(home / name, class_path, nameserver, guarded=name == "guarded"))
-            for name in ("open", "guarded")
+            held.enter_context(_proxy(home / name, class_path, nameserver, {**tls, **extra}))
+            for name, extra in (("open", {}), ("guarded", _guard()))
         ]
         addresses = [proxy.wait_for_ready_line() for proxy in proxies]
         for address in addresses:
@@ -102,29 +107,32 @@ def rocketmq_server() -> Iterator[RocketmqServer]:
 
 
 def _proxy(
-    home: Path, class_path: str, nameserver: int, *, guarded: bool
+    home: Path, class_path: str, nameserver: int, extra: Mapping[str, Any]
 ) -> contextlib.AbstractContextManager[ServerProcess]:
     port = _free_port()
-    settings: dict[str, Any] = {
+    settings = {
         "rocketMQClusterName": "DefaultCluster",
         "grpcServerPort": port,
         "remotingListenPort": _free_port(),
         "useEndpointPortFromRequest": True,
+        **extra,
     }
-    if guarded:
-        credentials = json.dumps({"accessKey": ROOT[0], "secretKey": ROOT[1]})
-        settings |= {
-            "authenticationEnabled": True,
-            "authenticationProvider": f"{_AUTH}.authentication.provider.DefaultAuthenticationProvider",
-            "authenticationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthenticationMetadataProvider",
-            "innerClientAuthenticationCredentials": credentials,
-            "authorizationEnabled": True,
-            "authorizationProvider": f"{_AUTH}.authorization.provider.DefaultAuthorizationProvider",
-            "authorizationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthorizationMetadataProvider",
-        }
     home.mkdir()
     (home / "rmq-proxy.json").write_text(json.dumps(settings))
     return _run("proxy", home, class_path, nameserver, port)
+
+
+def _guard() -> dict[str, Any]:
+    """Settings of a proxy that checks signatures and rights."""
+    return {
+        "authenticationEnabled": True,
+        "authenticationProvider": f"{_AUTH}.authentication.provider.DefaultAuthenticationProvider",
+        "authenticationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthenticationMetadataProvider",
+        "innerClientAuthenticationCredentials": json.dumps({"accessKey": ROOT[0], "secretKey": ROOT[1]}),
+        "authorizationEnabled": True,
+        "authorizationProvider": f"{_AUTH}.authorization.provider.DefaultAuthorizationProvider",
+        "authorizationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthorizationMetadataProvider",
+    }
 
 
 @contextlib.contextmanager
