@@ -122,8 +122,8 @@ def _stop_signals() -> Iterator[threading.Event]:
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _check(out: Output, store: Any, max_behind: float) -> None:
