@@ -26,6 +26,7 @@ from rmq_spark import Flush, LitePullConsumer, LogSettings, Message, Producer, P
 BODY = b"x" * 100
 BACKLOG = int(os.environ.get("RMQ_BENCH_BACKLOG", "2000000"))
 ASYNC = LogSettings(flush=Flush.ASYNC)
+SERVICES = os.environ.get("RMQ_BENCH_SERVICES", "auto")
 
 
 def report(name, value, unit, wanted):
@@ -46,7 +47,11 @@ def rate(count, call):
 
 
 def send():
-    with place() as directory, Store.create(f"{directory}/store", settings=ASYNC) as store, Producer(store) as producer:
+    with (
+        place() as directory,
+        Store.create(f"{directory}/store", settings=ASYNC, services=SERVICES) as store,
+        Producer(store) as producer,
+    ):
         store.create_topic("orders", queues=4)
         one_by_one(producer)
         threads(producer)
@@ -110,7 +115,7 @@ def tables(producer, number=20, rows=100_000):
 
 def listener_process(uri):
     """Prints a line for each message: how long ago its sender began."""
-    with Store.open(uri, settings=ASYNC) as store, PushConsumer(store, "listeners") as consumer:
+    with Store.open(uri, settings=ASYNC, services=SERVICES) as store, PushConsumer(store, "listeners") as consumer:
         lines = []
         consumer.subscribe("orders").start(lambda message: lines.append(time.monotonic() - float(message.body)))
         print("started", flush=True)
@@ -147,7 +152,11 @@ class Listener:
 
 
 def wake(seconds=30):
-    with place() as directory, Store.create(f"{directory}/store", settings=ASYNC) as store, Producer(store) as producer:
+    with (
+        place() as directory,
+        Store.create(f"{directory}/store", settings=ASYNC, services=SERVICES) as store,
+        Producer(store) as producer,
+    ):
         store.create_topic("orders", queues=4)
         listener = Listener(f"{directory}/store")
         listener.tell()
@@ -168,7 +177,7 @@ def wake(seconds=30):
 
 def idle(seconds=30):
     for number, wanted in ((1, "< 1"), (20, "< 10")):
-        with place() as directory, Store.create(f"{directory}/store", settings=ASYNC) as store:
+        with place() as directory, Store.create(f"{directory}/store", settings=ASYNC, services=SERVICES) as store:
             store.create_topic("orders", queues=4)
             Producer(store).send(Message("orders", b"0"))
             listeners = [Listener(f"{directory}/store") for _ in range(number)]
@@ -187,7 +196,7 @@ def idle(seconds=30):
 
 
 def poll():
-    with place() as directory, Store.create(f"{directory}/store", settings=ASYNC) as store:
+    with place() as directory, Store.create(f"{directory}/store", settings=ASYNC, services=SERVICES) as store:
         store.create_topic("orders", queues=4)
         producer = Producer(store)
         part = pa.table({"body": pa.repeat(pa.scalar(BODY, pa.binary()), 100_000)})

@@ -1,14 +1,12 @@
 """FIFO messages: those with one sharding key share a queue, and a FIFO group receives them in order, batch by batch."""
 
-from rmq_spark import Message, Producer, SimpleConsumer, Store
-from rmq_spark.client.store import append_records
-from rmq_spark.rules.topics import GroupConfigs
+from rmq_spark import Admin, Message, Producer, SimpleConsumer, Store
 
 STEPS = (b"created", b"paid", b"shipped")
 
 with Store.open("shop", create=True) as store, Producer(store) as producer:
     store.create_topic("steps", queues=4)
-    append_records(store.nameserver, GroupConfigs, {"group": "warehouse", "consumeMessageOrderly": True})
+    Admin(store).update_group("warehouse", orderly=True)
     orders = [f"o-{number}" for number in range(5)]
     for step in STEPS:
         for order in orders:

@@ -3,8 +3,7 @@
 import threading
 
 from rmq_spark import ConsumeResult, LitePullConsumer, Message, Producer, PushConsumer, ReceivedMessage, Store
-from rmq_spark.services.runner import ServiceRunner
-from rmq_spark.services.timer import TimerService, set_delay_levels
+from rmq_spark.services.timer import set_delay_levels
 
 attempts: list[int] = []
 given_up = threading.Event()
@@ -21,11 +20,10 @@ def handle(message: ReceivedMessage) -> ConsumeResult:
 with Store.open("shop", create=True) as store:
     store.create_topic("payments", queues=1)
     set_delay_levels(store, " ".join(["1s"] * 18))  # by default 10 s, 30 s, 1 min and so on up to 2 h
-    with ServiceRunner([TimerService(store)], store.clock):
-        with PushConsumer(store, "billing", max_reconsume_times=2) as consumer:
-            consumer.subscribe("payments").start(handle)
-            sent = Producer(store).send(Message("payments", b"a card that is refused"))
-            given_up.wait()
+    with PushConsumer(store, "billing", max_reconsume_times=2) as consumer:
+        consumer.subscribe("payments").start(handle)
+        sent = Producer(store).send(Message("payments", b"a card that is refused"))
+        given_up.wait()
 
     with LitePullConsumer(store, "support", consume_from="earliest") as undertaker:
         undertaker.subscribe("%DLQ%billing")

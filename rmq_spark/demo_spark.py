@@ -1,8 +1,9 @@
 """The demonstration that `make demo` runs: orders come in, Spark adds them up into another topic, and looks back.
 
 A producer thread sends orders while a structured-streaming query filters them by tag, adds them up by region and
-writes the sums to a topic; then a batch read goes back to a span of time in the middle. It uses only what a user
-would. `python -m rmq_spark.demo` is the same without Spark.
+writes the sums to a topic; beside it a push consumer in this process gets the shipped ones without Spark. Then a
+batch read goes back to a span of time in the middle. It uses only what a user would. `python -m rmq_spark.demo` is
+the same without Spark.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from pyspark.sql import Row, SparkSession, functions
 
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.producer import Producer
+from rmq_spark.client.push_consumer import PushConsumer
 from rmq_spark.client.store import Store
 from rmq_spark.demo import say, show_table
 from rmq_spark.log.verify import verify
 from rmq_spark.model.message import Message
+from rmq_spark.model.stored_message import ReceivedMessage
+from rmq_spark.model.times import format_ms
 from rmq_spark.spark import track
 
 TAGS: Final = ("created", "paid", "shipped", "cancelled")
@@ -57,11 +61,12 @@ def run(directory: Path, *, orders: int = ORDERS, seconds: float = SECONDS, spar
         say(f"a thread sends {orders} orders within {seconds:g} s while a query adds up those that are paid or shipped")
         while query.isActive and query.lastProgress is None:
             time.sleep(0.1)  # the first batch starts Spark's Python workers: some seconds
+        parcels = Parcels(store)
         sender.start()
         sender.join()
         query.processAllAvailable()
         query.stop()
-        ok = show(session, store, sender)
+        ok = parcels.end(orders // len(TAGS)) and show(session, store, sender)
         report = verify(store.storage, store.log().root, store.log().broker)
     finally:
         session.streams.removeListener(tracker)
@@ -72,6 +77,33 @@ def run(directory: Path, *, orders: int = ORDERS, seconds: float = SECONDS, spar
     say(f"verify {'OK' if report.ok else 'FAILED'}: {report.commits} commits, {report.messages} messages")
     say(f"all of it in {time.monotonic() - began:.0f} s")
     return 0 if ok and report.ok else 1
+
+
+class Parcels:
+    """A push consumer beside Spark: its listener gets the shipped orders, each a moment after it was sent."""
+
+    def __init__(self, store: Store) -> None:
+        self._waits_ms: list[int] = []
+        self._got = threading.Semaphore(0)
+        self._clock = store.clock
+        self._consumer = PushConsumer(store, "parcels", threads=4, consume_from="earliest")
+        self._consumer.subscribe("orders", tags="shipped").start(self._handle)
+
+    def _handle(self, message: ReceivedMessage) -> None:
+        self._waits_ms.append(self._clock.now_ms() - message.born_ms)
+        self._got.release()
+
+    def end(self, expected: int) -> bool:
+        """Wait for all of them, and close; whether there were as many as were sent."""
+        for _ in range(expected):
+            self._got.acquire()
+        self._consumer.close()
+        waits = sorted(self._waits_ms)
+        say(
+            f"a push consumer of group parcels got {len(waits)} shipped orders, half of them within "
+            f"{waits[len(waits) // 2]} ms, the last one within {waits[-1]} ms"
+        )
+        return len(waits) == expected
 
 
 class Orders(threading.Thread):
@@ -175,7 +207,7 @@ def show(session: SparkSession, store: Store, sender: Orders) -> bool:
         .option("endingTimestamp", high)
         .load()
     )
-    say(f"back in time: orders stored in the middle third of the run, {high - low} ms from {low}:")
+    say(f"back in time: orders stored between {format_ms(low)} and {format_ms(high)}, the middle third of the run:")
     show_table(("tag", "orders"), _text(span.groupBy("tags").count().orderBy("tags").collect()))
     lag = GroupOffsets(store).lag("revenue")
     say("consumer group revenue, as `rmq group show revenue` prints it:")

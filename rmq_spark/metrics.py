@@ -7,7 +7,8 @@ when somebody asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -195,10 +196,19 @@ class ClientMetrics(Observer):
 
 
 class StoreGauges:
-    """Gauges of a whole store, computed when they are asked for. A collector of `prometheus_client`."""
+    """Gauges of a whole store, computed when they are asked for. A collector of `prometheus_client`.
 
-    def __init__(self, store: Store, node: dict[str, str]) -> None:
+    Args:
+        store: an open store.
+        node: the labels that every metric has.
+        consumers: counts live consumers by group that the store does not know of, as those of a proxy.
+    """
+
+    def __init__(
+        self, store: Store, node: dict[str, str], consumers: Callable[[], Mapping[str, int]] | None = None
+    ) -> None:
         self._store = store
+        self._consumers = consumers
         self._node = [node[name] for name in NODE]
         self._groups = GroupOffsets(store)
 
@@ -247,7 +257,9 @@ class StoreGauges:
             return {group: len(members.live(group, now)) for group in members.members}
 
         gauge = self._gauge("consumer_connections", "Live consumers.", "consumer_group")
-        for group, count in sorted(self._store.nameserver.look(live).items()):
+        counts = Counter(self._store.nameserver.look(live))
+        counts.update({} if self._consumers is None else self._consumers())
+        for group, count in sorted(counts.items()):
             gauge.add_metric([*self._node, group], count)
         yield gauge
 

@@ -8,7 +8,7 @@ import typer
 
 from rmq_spark.cli import exits
 from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common, yes_or_no
-from rmq_spark.cli.output import Table, table_of
+from rmq_spark.cli.output import Table, complain, table_of
 from rmq_spark.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def drain(
     rows = [(group, count) for group, count in state.left.items()]
     given.out.result(_document(state), _text(state), *([Table(("GROUP", "LEFT"), rows)] if rows else []))
     if not state.is_drained and not status:
+        complain(f"broker {name} is not drained yet; drain it again to wait on")
         raise typer.Exit(exits.FAILED)
 
 

@@ -1,4 +1,4 @@
-"""`rmq stats`: messages in and out a second, and what is left to consume, by topic and group."""
+"""`rmq stats`: messages in and out a second, what is left to consume, and how far services are behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
 from rmq_spark.cli.output import Output, Table, duration, finish, table_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rmq_spark.client.traffic import Traffic
+    from rmq_spark.services.behind import ServiceLag
 
 
 def stats(
@@ -24,8 +27,9 @@ def stats(
     json: JsonOption = False,
     conf: ConfOption = None,
 ) -> None:
-    """Show rates of topics and groups and how far groups are behind, again and again, until interrupted."""
+    """Show rates of topics and groups, and how far groups and services are behind, until interrupted."""
     from rmq_spark.client.traffic import between, count
+    from rmq_spark.services.behind import services_behind
 
     given = common(ctx, store, json, conf)
     with given.open(read_only=True) as opened:
@@ -33,13 +37,14 @@ def stats(
         while True:
             opened.clock.sleep(interval)
             after = count(opened)
-            _show(given.out, between(before, after), now_ms=opened.clock.now_ms(), live=not once)
+            lags = services_behind(opened)
+            _show(given.out, between(before, after), lags, now_ms=opened.clock.now_ms(), live=not once)
             if once:
                 return
             before = after
 
 
-def _show(out: Output, traffic: Traffic, *, now_ms: int, live: bool) -> None:
+def _show(out: Output, traffic: Traffic, lags: Sequence[ServiceLag], *, now_ms: int, live: bool) -> None:
     document: dict[str, Any] = {
         "at": now_ms,
         "seconds": round(traffic.seconds, 3),
@@ -57,6 +62,9 @@ def _show(out: Output, traffic: Traffic, *, now_ms: int, live: bool) -> None:
             }
             for one in traffic.groups
         ],
+        "services": [
+            {"service": one.service, "log": one.log, "pending": one.pending, "behindMs": one.behind_ms} for one in lags
+        ],
     }
     if live and not out.json:
         out.clear()
@@ -65,6 +73,12 @@ def _show(out: Output, traffic: Traffic, *, now_ms: int, live: bool) -> None:
         [{**each, "age": duration(each["lagMs"])} for each in document["groups"]],
         {"GROUP": "group", "TOPIC": "topic", "LAG": "lag", "AGE": "age", "OUT/S": "outPerSecond"},
     )
-    parts: list[str | Table] = [topics, "", groups] if document["groups"] else [topics]
-    out.result(document, *parts)
+    services = table_of(
+        [{**each, "age": duration(each["behindMs"])} for each in document["services"]],
+        {"SERVICE": "service", "LOG": "log", "PENDING": "pending", "BEHIND": "age"},
+    )
+    parts: list[str | Table] = [topics, ""]
+    if document["groups"]:
+        parts += [groups, ""]
+    out.result(document, *parts, services)
     finish()

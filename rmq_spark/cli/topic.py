@@ -9,6 +9,7 @@ import typer
 from rmq_spark.cli.consent import require_consent
 from rmq_spark.cli.options import ConfOption, DryRunOption, JsonOption, StoreOption, YesOption, common
 from rmq_spark.cli.output import Table, table_of
+from rmq_spark.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from rmq_spark.client.store import Topic
@@ -83,17 +84,16 @@ def create(
     }
     with given.open(read_only=False) as opened:
         admin = Admin(opened)
-        read = read_queues or queues
+        read = queues if read_queues is None else read_queues
+        count = DEFAULT_QUEUES if read is None else read
         if change and opened.find_topic(name) is not None:
-            wanted["write_queues"] = write_queues or queues
+            wanted["write_queues"] = queues if write_queues is None else write_queues
             made = admin.update_topic(name, read_queues=read, brokers=broker or (), **wanted)
         elif any(value is not None for value in wanted.values()):
             wanted["message_type"] = wanted["message_type"] or "UNSPECIFIED"
-            made = admin.create_topic(
-                name, queues=read or DEFAULT_QUEUES, brokers=broker or (DEFAULT_BROKER,), **wanted
-            )
+            made = admin.create_topic(name, queues=count, brokers=broker or (DEFAULT_BROKER,), **wanted)
         else:
-            made = opened.create_topic(name, queues=read or DEFAULT_QUEUES, brokers=tuple(broker or (DEFAULT_BROKER,)))
+            made = opened.create_topic(name, queues=count, brokers=tuple(broker or (DEFAULT_BROKER,)))
     given.out.result(_document(made), f"topic {made.name} has {_queues_text(made)}")
 
 
@@ -147,6 +147,8 @@ def update(
     from rmq_spark.client.admin import Admin
 
     given = common(ctx, store, json, conf)
+    if all(value is None for value in (queues, read_queues, write_queues, perm, message_type, backlog_max, broker)):
+        raise InvalidRequestError("say what to change, by --queues or another option", topic=name)
     with given.open(read_only=False) as opened:
         changed = Admin(opened).update_topic(
             name,

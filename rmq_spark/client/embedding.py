@@ -62,7 +62,7 @@ class EmbeddedServices:
     """
 
     def __init__(self, mode: ServiceMode) -> None:
-        self._mode = mode
+        self.mode = mode
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._stop = threading.Event()
@@ -72,7 +72,7 @@ class EmbeddedServices:
 
     def start(self, store: Store) -> None:
         """Start them in a moment, unless they run or are off."""
-        if self._starter is not None or self._mode is ServiceMode.OFF or os.getpid() != self._pid:
+        if self._starter is not None or self.mode is ServiceMode.OFF or os.getpid() != self._pid:
             return
         with self._lock:
             if self._starter is not None or self._stop.is_set():
@@ -92,7 +92,7 @@ class EmbeddedServices:
         if self._stop.wait(START_SECONDS):
             return
         try:
-            runner = import_module(HOME).embedded_runner(store, everything=self._mode is ServiceMode.ALL)
+            runner = import_module(HOME).embedded_runner(store, everything=self.mode is ServiceMode.ALL)
             with self._lock:
                 if not self._stop.is_set():
                     runner.start()

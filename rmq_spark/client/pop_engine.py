@@ -75,8 +75,8 @@ class PopEngine(ListenerEngine[list[_Held]]):
         expressions: what is subscribed, by topic.
         listener: what consumes.
         settings: times and limits.
-        threads: how many listeners run at a time: so many batches may wait for them, not more, for what waits here
-            another consumer cannot have.
+        threads: how many listeners run at a time. So many batches are held, not more: what waits here for a slow
+            listener another consumer cannot have.
         batch_size: messages that a listener gets at once.
         orderly: whether the consumer receives in order; each queue then has one batch in flight.
         retry_max: how often a message is retried; None: as the group's settings say.
@@ -115,7 +115,7 @@ class PopEngine(ListenerEngine[list[_Held]]):
         self._receiver = receiver
         self._listener = listener
         self._settings = settings
-        self._waiting_max = min(threads * batch_size, settings.cached_messages_max)
+        self._held_max = min(threads * batch_size, settings.cached_messages_max)
         self._batch_size = batch_size
         self._orderly = orderly
         self._retry_max = retry_max
@@ -205,10 +205,9 @@ class PopEngine(ListenerEngine[list[_Held]]):
     def _room(self) -> int:
         """How many messages may be received now."""
         with self._lock:
-            waiting = sum(not held.working for held in self._held)
             if sum(held.size for held in self._held) > self._settings.cached_bytes_max:
                 return 0
-        return self._waiting_max - waiting
+            return self._held_max - len(self._held)
 
     # ------------------------------------------------------------ consuming
 

@@ -406,6 +406,11 @@ class Store:
         for log in list(self._logs.values()):
             log.flush()
 
+    @property
+    def embeds_services(self) -> bool:
+        """Whether this process runs services for the store beside its own work."""
+        return self._services.mode is not ServiceMode.OFF
+
     def start_services(self) -> None:
         """Start the services that this store embeds, if they do not run yet. Every producer and consumer calls it."""
         self._services.start(self)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.store import Store
-from rmq_spark.log.view import LogView
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +60,8 @@ def count(store: Store) -> Counts:
     """
     sent: dict[str, int] = {}
     for topic in store.topics():
-        name = topic.name
         for broker in topic.queues:
-            ends = store.log(broker).look(partial(_ends, name))
-            sent[name] = sent.get(name, 0) + sum(ends)
+            sent[topic.name] = sent.get(topic.name, 0) + _stored(store, broker, topic.name)
     offsets = GroupOffsets(store)
     consumed: dict[tuple[str, str], int] = {}
     lag: dict[tuple[str, str], tuple[int, int]] = {}
@@ -76,6 +72,10 @@ def count(store: Store) -> Counts:
             lag[key] = before[0] + queue.lag, max(before[1], queue.lag_ms)
             consumed[key] = consumed.get(key, 0) + (queue.committed or 0)
     return Counts(store.clock.elapsed_ns(), sent, consumed, lag)
+
+
+def _stored(store: Store, broker: str, topic: str) -> int:
+    return store.log(broker).look(lambda view: sum(end for _, _, end in view.state.queues.of_topic(topic)))
 
 
 def between(before: Counts, after: Counts) -> Traffic:
@@ -101,7 +101,3 @@ def between(before: Counts, after: Counts) -> Traffic:
             for (group, topic), left in sorted(after.lag.items())
         ),
     )
-
-
-def _ends(topic: str, view: LogView) -> list[int]:
-    return [end for _, _, end in view.state.queues.of_topic(topic)]

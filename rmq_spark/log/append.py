@@ -13,7 +13,7 @@ whichever try lands, it lands once. Overtaken in 5: the folded state says whethe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import (
@@ -26,7 +26,6 @@ from rmq_spark.errors import (
 )
 from rmq_spark.log.announce import Helped, is_offerable
 from rmq_spark.log.ask import Asker
-from rmq_spark.log.core_folds import CORE_FOLDS
 from rmq_spark.log.disk_gauge import DiskGauge
 from rmq_spark.log.durability import Durability
 from rmq_spark.log.file_encoder import Encoded
@@ -43,8 +42,6 @@ from rmq_spark.storage import paths
 
 TURN_SECONDS = 0.05
 TRIES_A_TURN = 8
-
-_CORE_NAMES: Final = frozenset(fold.name for fold in CORE_FOLDS)
 
 
 class Appender:

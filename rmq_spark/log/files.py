@@ -63,8 +63,8 @@ class LogFiles:
             at = bisect_left(listed, offset)
             if offset not in tails and listed[at : at + 1] == [offset]:
                 ahead = listed[at : at + AHEAD_COMMITS]
-                found = self.storage.read_tails([paths.commit(self.root, first) for first in ahead], TAIL_BYTES)
-                tails = dict(zip(ahead, found, strict=True))
+                names = [paths.commit(self.root, first) for first in ahead]
+                tails = dict(zip(ahead, self.storage.read_tails(names, TAIL_BYTES), strict=True))
             try:
                 meta = read_meta(self.storage, paths.commit(self.root, offset), "commit", tails.pop(offset, None))
             except NotFoundError:

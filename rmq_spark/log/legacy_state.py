@@ -25,6 +25,6 @@ def upgrade(payloads: Mapping[str, bytes]) -> dict[str, bytes]:
     """Payloads of format version 1 as today's: those of folds with the version 0."""
     folds = dict.fromkeys(_EMPTY_IF_ABSENT, b"{}")
     folds.update({name: payload for name, payload in payloads.items() if name not in _NOT_FOLDS})
-    found = {name: payloads[name] for name in _NOT_FOLDS}
-    found.update({f"fold/{name}": b'{"version":0,"state":%b}' % payload for name, payload in folds.items()})
-    return found
+    upgraded = {name: payloads[name] for name in _NOT_FOLDS}
+    upgraded.update({f"fold/{name}": b'{"version":0,"state":%b}' % payload for name, payload in folds.items()})
+    return upgraded

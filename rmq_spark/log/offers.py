@@ -126,7 +126,7 @@ class Offers:
             if known is not None:
                 number = state.commits.number_of(known.slot)
                 there = number < len(state.commits.firsts) and state.commits.firsts[number] == known.slot
-                offer.land(self._locate(offer, known, state.commits.prints[number] if there else None))
+                offer.land(self._locate(offer, known, state.commits.fingerprints[number] if there else None))
             elif state.store_ms - offer.announced_ms > HELPED_REMEMBERED_MS:
                 offer.forget()
             elif not offer.may_land(state.store_ms):

@@ -294,7 +294,7 @@ def _locate(view: LogView, places: Places) -> _LogSnapshot:
         del firsts
         for number, at in _groups(numbers, fresh):
             first = commits.firsts[number]
-            source = Source(first, first, paths.commit(view.root, first), "commit", commits.prints[number])
+            source = Source(first, first, paths.commit(view.root, first), "commit", commits.fingerprints[number])
             sources.append((source, at))
     queues = zip(places.topic or (), () if places.queue is None else places.queue.tolist(), strict=False)
     starts = {queue: state.queues.bounds(*queue)[0] for queue in queues}

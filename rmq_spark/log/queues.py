@@ -100,13 +100,13 @@ class Queues:
 
     def starts(self) -> dict[str, I64]:
         """Copies of the start offsets by queue, of the topics where any queue does not start at 0."""
-        found = {}
+        starts = {}
         for topic, topic_id in self._ids.items():
             low = int(self._base[topic_id])
             mine = self._start[low : low + int(self._capacity[topic_id])]
             if mine.any():
-                found[topic] = mine.copy()
-        return found
+                starts[topic] = mine.copy()
+        return starts
 
     def truncate(self, topic: str) -> None:
         """Hide every message so far of `topic`: its queues start where they end now."""

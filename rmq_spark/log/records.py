@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmq_spark.log.arrow_columns import integers
 from rmq_spark.log.file_format import FileMeta
@@ -45,7 +44,7 @@ def read_records(storage: Storage, meta: FileMeta, state: LogState) -> Iterator[
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         if "queueOffset" in fold.columns:
             steps = [np.arange(count) + base for base, count in zip(bases[mine], runs.rows[mine], strict=True)]
-            columns["queueOffset"] = pa.array(np.concatenate(steps))
+            columns["queueOffset"] = integers(np.concatenate(steps))
         yield to_records(topic, columns, fold.columns, [meta.doc["ts"]] * (high - low))
 
 
@@ -62,17 +61,23 @@ def join_records(metas: Sequence[FileMeta], state: LogState) -> Iterator[Records
     topics = sorted({topic for meta in metas for topic in state.fold_topics(meta.doc["topics"])})
     times = np.repeat([meta.doc["ts"] for meta in metas], [meta.rows for meta in metas])
     offsets = integers(np.concatenate([queue_offsets(meta.runs, meta.bases) for meta in metas]))
+    topic_of = [name for meta in metas for name in _topics_of(meta)]
     for fold in {state.fold_of(topic).name: state.fold_of(topic) for topic in topics}.values():
-        chosen = pc.is_in(rows.column("topic"), pa.array(fold.topics, pa.string()))
-        mine = rows.filter(chosen)
+        at = np.array([row for row, topic in enumerate(topic_of) if topic in fold.topics], np.int64)
+        mine = rows.take(integers(at))
         columns = dict(zip(mine.schema.names, mine.columns, strict=True))
-        columns["queueOffset"] = offsets.filter(chosen)
-        when = times[chosen.to_numpy(zero_copy_only=False)].tolist()
-        names = columns["topic"].to_pylist() if len(fold.topics) > 1 else [fold.topics[0]] * len(mine)
-        edges = [at for at in range(1, len(mine)) if names[at] != names[at - 1]] if len(fold.topics) > 1 else []
+        columns["queueOffset"] = offsets.take(integers(at))
+        when, names = times[at].tolist(), [topic_of[row] for row in at.tolist()]
+        edges = [row for row in range(1, len(mine)) if names[row] != names[row - 1]]
         for low, high in zip([0, *edges], [*edges, len(mine)], strict=True):
             part = {name: column.slice(low, high - low) for name, column in columns.items()} if edges else columns
             yield to_records(names[low], part, fold.columns, when[low:high])
+
+
+def _topics_of(meta: FileMeta) -> list[str]:
+    """The topic of each row of a commit."""
+    runs = meta.runs
+    return [runs.topics[topic] for topic in np.repeat(runs.topic, runs.rows).tolist()]
 
 
 def to_records(topic: str, rows: Mapping[str, pa.Array], names: Sequence[str], store_ms: list[int]) -> Records:

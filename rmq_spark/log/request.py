@@ -79,19 +79,19 @@ class Offsets:
     @cached_property
     def queue(self) -> I64:
         """Queue offset of each row, in the order the rows were given."""
-        return self._as_given(queue_offsets(self._runs, self._bases))
+        return self._in_caller_order(queue_offsets(self._runs, self._bases))
 
     @cached_property
     def commit(self) -> I64:
         """Log offset of each row, in the order the rows were given."""
-        return self._as_given(np.arange(self._first, self._first + int(self._runs.rows.sum()), dtype=np.int64))
+        return self._in_caller_order(np.arange(self._first, self._first + int(self._runs.rows.sum()), dtype=np.int64))
 
-    def _as_given(self, values: I64) -> I64:
+    def _in_caller_order(self, values: I64) -> I64:
         if self._order is None:
             return values
-        given = np.empty_like(values)
-        given[self._order] = values
-        return given
+        by_caller = np.empty_like(values)
+        by_caller[self._order] = values
+        return by_caller
 
 
 class Landed(NamedTuple):

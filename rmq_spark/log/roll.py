@@ -203,7 +203,7 @@ def _digest_at(log: CommitLog, view: LogView, end: int) -> str:
     if end == state.offset:
         return state.digest
     number = state.commits.number_of(end)
-    digest: str = log.files.commits([(end, state.commits.prints[number])])[0].doc["prev"]
+    digest: str = log.files.commits([(end, state.commits.fingerprints[number])])[0].doc["prev"]
     return digest
 
 
@@ -262,12 +262,12 @@ def _bases(batch: pa.RecordBatch, first_rows: I64) -> I64:
 
 
 def _bounds(batches: list[pa.RecordBatch]) -> I64:
-    found = []
+    bounds = []
     for batch in batches:
         offsets = pc.min_max(batch.column("commitOffset"))
         times = pc.min_max(batch.column("storeTimestamp").cast(pa.int64()))
-        found += [offsets["min"].as_py(), offsets["max"].as_py(), times["min"].as_py(), times["max"].as_py()]
-    return np.array(found, np.int64)
+        bounds += [offsets["min"].as_py(), offsets["max"].as_py(), times["min"].as_py(), times["max"].as_py()]
+    return np.array(bounds, np.int64)
 
 
 def collect_garbage(log: CommitLog, mark: Mark) -> int:

@@ -177,22 +177,22 @@ class RunIndex:
         for low, high in zip(first.tolist(), last.tolist(), strict=True):
             begin = int(np.searchsorted(starts, low, "right")) - 1
             touched[begin : int(np.searchsorted(starts, high, "left"))] = True
-        found = np.empty(int(starts[-1]), np.int64)
+        values = np.empty(int(starts[-1]), np.int64)
         blocks = np.flatnonzero(touched[:-1]).tolist()
         for block, batch in FileReader(self.log.storage, meta).read_blocks(blocks, ["commitOffset"]):
-            found[starts[block] : starts[block + 1]] = batch.column(0).to_numpy(zero_copy_only=False)
-        return [found[low:high] for low, high in zip(first.tolist(), last.tolist(), strict=True)]
+            values[starts[block] : starts[block + 1]] = batch.column(0).to_numpy(zero_copy_only=False)
+        return [values[low:high] for low, high in zip(first.tolist(), last.tolist(), strict=True)]
 
     def _meta(self, source: scan.Source) -> FileMeta:
         return self.log.files.meta(source.path, source.kind, source.fingerprint)
 
     def _file_runs(self, source: scan.Source) -> _FileRuns:
         key = (source.path, source.fingerprint)
-        found = self._seen.get(key)
-        if found is None:
+        runs = self._seen.get(key)
+        if runs is None:
             meta = self._meta(source)
             size = sum(file[3] for file in meta.doc.get("files", ())) or meta.size
-            found = self._seen[key] = _FileRuns(
+            runs = self._seen[key] = _FileRuns(
                 meta.runs.topics,
                 meta.runs.topic.astype(np.int64),
                 meta.runs.queue.astype(np.int64),
@@ -201,10 +201,10 @@ class RunIndex:
                 meta.runs.first_rows(),
                 size // max(1, meta.rows),
             )
-            self._runs_seen += len(found.rows)
+            self._runs_seen += len(runs.rows)
             while self._runs_seen > CACHED_RUNS and len(self._seen) > 1:
                 self._runs_seen -= len(self._seen.popitem(last=False)[1].rows)
-        return found
+        return runs
 
 
 def _selected(runs: _FileRuns, select: Select) -> I64:

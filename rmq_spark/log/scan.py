@@ -325,16 +325,16 @@ class _Reading:
         counts = np.maximum(runs.tag_counts, 0)
         owner = np.repeat(np.arange(len(counts)), counts)
         hits = owner[np.isin(runs.tag_codes, list(wanted))]
-        found: BOOL = (np.bincount(hits, minlength=len(counts)) > 0) | (runs.tag_counts < 0)
-        return found
+        hit: BOOL = (np.bincount(hits, minlength=len(counts)) > 0) | (runs.tag_counts < 0)
+        return hit
 
     def _apply_ranges(self, keep: BOOL, low: I64, high: I64) -> None:
         runs = self._meta.runs
         named = np.zeros(len(keep), np.bool_)
         for index, topic in enumerate(runs.topics):
-            if (found := self._bounds.get(topic)) is None:
+            if (known := self._bounds.get(topic)) is None:
                 continue
-            lows, highs = found
+            lows, highs = known
             mine = np.flatnonzero((runs.topic == index) & (runs.queue < len(lows)))
             queue = runs.queue[mine]
             named[mine] = True
@@ -488,11 +488,11 @@ def _message_part(names: tuple[str, ...]) -> pa.Schema:
 
 
 def _has_key(keys: pa.StringArray, key: str) -> BOOL:
-    found = pc.equal(keys, key)
+    matches = pc.equal(keys, key)
     if pc.any(pc.match_substring(keys, " ")).as_py():
         padded = pc.binary_join_element_wise("", keys, "", " ")
-        found = pc.or_kleene(found, pc.match_substring(padded, f" {key} "))
-    return _bools(found)
+        matches = pc.or_kleene(matches, pc.match_substring(padded, f" {key} "))
+    return _bools(matches)
 
 
 def _bools(values: pa.BooleanArray) -> BOOL:

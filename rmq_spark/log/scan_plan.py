@@ -182,7 +182,7 @@ def _tail_sources(view: LogView, query: Query, start: int, end: int, stats: Scan
     commits = view.state.commits
     firsts, times, fingerprints, sizes = (
         np.frombuffer(column, np.int64).copy() if column else np.empty(0, np.int64)
-        for column in (commits.firsts, commits.times, commits.prints, commits.sizes)
+        for column in (commits.firsts, commits.times, commits.fingerprints, commits.sizes)
     )
     ends = np.append(firsts[1:], view.state.offset)
     wanted = (ends > start) & (firsts < end)

@@ -23,8 +23,9 @@ BOOL = npt.NDArray[np.bool_]
 WIDE_RUNS: Final = 64
 """A commit with more runs than this is not listed run by run."""
 
-_COMMIT_COLUMNS: Final = ("firsts", "times", "sizes", "prints")
-_RUN_COLUMNS: Final = ("run_keys", "run_bases", "run_commits", "wide")
+_COLUMNS: Final = {name: name for name in ("firsts", "times", "sizes", "run_keys", "run_bases", "run_commits", "wide")}
+_COLUMNS["prints"] = "fingerprints"
+"""Name in a dump -> attribute."""
 
 
 class TailIndex:
@@ -38,8 +39,7 @@ class TailIndex:
         self.firsts = array("q")
         self.times = array("q")
         self.sizes = array("q")
-        self.prints = array("q")
-        """Fingerprints; see `fingerprint`."""
+        self.fingerprints = array("q")
         self.run_keys = array("q")
         """Per run: its topic's number and its queue."""
         self.run_bases = array("q")
@@ -56,7 +56,7 @@ class TailIndex:
         self.firsts.append(first)
         self.times.append(meta.doc["ts"])
         self.sizes.append(meta.size)
-        self.prints.append(fingerprint(meta.digest))
+        self.fingerprints.append(fingerprint(meta.digest))
         count = len(runs.rows)
         if count == 1:
             self.run_keys.append(self._number(runs.topics[runs.topic.item()]) << 32 | runs.queue.item())
@@ -75,7 +75,7 @@ class TailIndex:
         """Forget the commits that were rolled."""
         count = bisect_right(self.firsts, floor - 1)
         if count:
-            del self.firsts[:count], self.times[:count], self.sizes[:count], self.prints[:count]
+            del self.firsts[:count], self.times[:count], self.sizes[:count], self.fingerprints[:count]
             runs = bisect_right(self.run_commits, floor - 1)
             del self.run_keys[:runs], self.run_bases[:runs], self.run_commits[:runs]
             del self.wide[: bisect_right(self.wide, floor - 1)]
@@ -124,20 +124,17 @@ class TailIndex:
 
     def dump(self) -> dict[str, object]:
         """The index as a JSON value."""
-        plain: dict[str, object] = {name: _packed_steps(getattr(self, name)) for name in _COMMIT_COLUMNS}
-        plain["topics"] = list(self._topics)
-        for name in _RUN_COLUMNS:
-            plain[name] = _packed_steps(getattr(self, name))
-        return plain
+        columns = {name: _packed_steps(getattr(self, attribute)) for name, attribute in _COLUMNS.items()}
+        return {**columns, "topics": list(self._topics)}
 
     @classmethod
     def load(cls, value: dict[str, object]) -> TailIndex:
         """The inverse of `dump`; commits of an older dump, which lists no runs, may hold any queue."""
         self = cls()
-        for name in (*_COMMIT_COLUMNS, *_RUN_COLUMNS):
+        for name, attribute in _COLUMNS.items():
             if name in value:
                 numbers = np.cumsum(unpack(str(value[name]), "i8"), dtype=np.int64)
-                getattr(self, name).frombytes(numbers.tobytes())
+                getattr(self, attribute).frombytes(numbers.tobytes())
         topics = value.get("topics")
         if isinstance(topics, list):
             self._topics = {topic: number for number, topic in enumerate(topics)}

@@ -318,7 +318,7 @@ class TimeSearch:
             commits = view.state.commits
             firsts, times, fingerprints = (
                 np.frombuffer(column, np.int64).copy() if column else np.empty(0, np.int64)
-                for column in (commits.firsts, commits.times, commits.prints)
+                for column in (commits.firsts, commits.times, commits.fingerprints)
             )
             bounds = {q: view.state.queues.bounds(*q) for q in wanted}
             tails = {q: _Tail(*commits.runs_of(*q)) for q in wanted}
@@ -336,15 +336,15 @@ class TimeSearch:
         number = int(np.searchsorted(seen.firsts, first))
         [meta] = self._log.files.commits([(first, int(seen.fingerprints[number]))])
         runs = meta.runs
-        found: list[tuple[Queue, int, int]] = []
+        runs_of: list[tuple[Queue, int, int]] = []
         for topic, queues in _by_topic(wanted).items():
             if topic not in runs.topics:
                 continue
             mine = np.flatnonzero((runs.topic == runs.topics.index(topic)) & np.isin(runs.queue, queues))
             for run in mine.tolist():
                 base = int(meta.bases[run])
-                found.append(((topic, int(runs.queue[run])), base, base + int(runs.rows[run])))
-        return found
+                runs_of.append(((topic, int(runs.queue[run])), base, base + int(runs.rows[run])))
+        return runs_of
 
 
 def _by_topic(wanted: Iterable[Queue]) -> dict[str, I64]:

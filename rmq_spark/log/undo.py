@@ -81,12 +81,10 @@ class UndoDict(dict[Key, Value]):
 
     def child(self, key: Key) -> Any:
         """The nested dict under `key`, made if it is not there."""
-        found = self.get(key)
-        if found is None:
-            nested: Any = UndoDict(self._journal)
-            self[key] = nested
-            return nested
-        return found
+        nested: Any = self.get(key)
+        if nested is None:
+            nested = self[key] = UndoDict(self._journal)  # type: ignore[assignment] # values are such dicts, then
+        return nested
 
     def _refuse(self, *arguments: object, **named: object) -> Any:
         raise TypeError("use item assignment, del, discard or child: other changes are not noted")

@@ -290,7 +290,7 @@ class _Verifier:
                 state.offset, intact = later, False
         self._report.log_end = state.offset
         if commits := state.commits.firsts:
-            self._last_commit = commits[-1], state.commits.prints[-1]
+            self._last_commit = commits[-1], state.commits.fingerprints[-1]
         self._check_strays(mark, state)
 
     def _next_commit(self, offset: int) -> int | None:
@@ -340,8 +340,8 @@ class _Verifier:
         if len(bases) != len(meta.bases) or (bases != meta.bases).any():
             raise meta.corrupt("queue offsets do not continue where the log left them")
         if files:
-            found = [self._row_file(meta, file) for file in files]
-            check_references(meta, [file for file in found if file is not None])
+            checked = [self._row_file(meta, file) for file in files]
+            check_references(meta, [file for file in checked if file is not None])
         else:
             self._check_rows(meta)
         state.apply([meta], read_records(self._storage, meta, state))
@@ -414,13 +414,13 @@ class _Verifier:
             return False
         if self._last_commit is None:
             return True
-        return self._last_commit in zip(known.firsts, known.prints, strict=True)
+        return self._last_commit in zip(known.firsts, known.fingerprints, strict=True)
 
     def _missing_end(self, snapshot: str, offset: int) -> None:
         """A snapshot of this log's state behind its end: commits that were there are not there any more."""
         end = self._report.log_end
         path = paths.commit(self._root, end)
-        if self._storage.exists(path) or any(found.path == path and found.damage for found in self._report.findings):
+        if self._storage.exists(path) or any(each.path == path and each.damage for each in self._report.findings):
             return  # appended since, or told already
         self._damage(path, f"commit is missing although snapshot {snapshot} knows it", first=end, end=offset)
 

@@ -49,9 +49,9 @@ class ReadAhead:
         Raises:
             NotFoundError: there is no such file.
         """
-        found = self._ready.pop(path, None)
-        if found is not None:
-            return found
+        data = self._ready.pop(path, None)
+        if data is not None:
+            return data
         place = self._place.get(path)
         if place is not None:
             paths = self._paths[place : place + AHEAD_FILES]
@@ -60,8 +60,8 @@ class ReadAhead:
             self._ready = {
                 path: tail[0] for path, tail in zip(paths, tails, strict=True) if tail and len(tail[0]) == tail[1]
             }
-            found = self._ready.pop(path, None)
-        return self._storage.read(path) if found is None else found
+            data = self._ready.pop(path, None)
+        return self._storage.read(path) if data is None else data
 
 
 def check_few_rows(meta: FileMeta, batch: pa.RecordBatch) -> None:

@@ -85,6 +85,7 @@ class LogView:
         self.on_commit: Callable[[Landing], None] | None = None
         """Called with each commit that a walk folded, once it is confirmed: an orphan may be the caller's own."""
         self._unconfirmed: deque[Landing] = deque()
+        self._joined_max = JOINED_COMMITS
         self.on_load: Callable[[], None] | None = None
         """Called when the state was loaded from a snapshot, before the walk."""
 
@@ -99,8 +100,8 @@ class LogView:
         while True:
             self.mark = find_mark(self.storage, self.root)
             try:
-                found = newest_state(self.storage, self.root, self.mark, self.declared)
-                self.state, unknown = found or floor_state(self.storage, self.root, self.mark, self.declared)
+                stored = newest_state(self.storage, self.root, self.mark, self.declared)
+                self.state, unknown = stored or floor_state(self.storage, self.root, self.mark, self.declared)
             except NotFoundError as error:
                 # The mark was overtaken between reading it and reading what it names.
                 if newest_mark(self.storage, self.root, self.mark) is self.mark:
@@ -195,9 +196,12 @@ class LogView:
         return True
 
     def _walk_and_confirm(self) -> bool:
+        before = self._joined_max
         try:
             self.walk()
         except (CorruptDataError, NotFoundError) as error:
+            if self._joined_max == 1 and before > 1:
+                return False
             mark = newest_mark(self.storage, self.root, self.mark)
             if mark is self.mark or mark.floor <= self.confirmed:
                 raise (missing(error) if isinstance(error, NotFoundError) else error) from error
@@ -236,7 +240,7 @@ class LogView:
             for meta in self.files.commits_from(before.offset):
                 before = check_link(meta, before, self.broker)
                 alone = not self._is_plain(meta)
-                if group and (alone or len(group) >= JOINED_COMMITS):
+                if group and (alone or len(group) >= self._joined_max):
                     ready, group = group, []
                     self._take(ready)
                 group.append(meta)
@@ -257,7 +261,12 @@ class LogView:
         one = len(metas) == 1
         records = list(read_records(self.storage, metas[0], self.state) if one else join_records(metas, self.state))
         loaded, self._loaded = self._loaded, False  # an interrupt in the middle makes the next call load anew
-        self.state.apply(metas, records)
+        try:
+            self.state.apply(metas, records)
+        except CorruptDataError:
+            if not one:
+                self._joined_max = 1  # folded anew one by one, so that the error names the commit
+            raise
         self._loaded = loaded
         self.folded += len(metas)
         if self.on_commit is not None:

@@ -53,7 +53,7 @@ class LogSettings:
     retention_ms: int = 72 * HOUR_MS
     """Age after which a segment may be deleted."""
     delete_when: str = "04"
-    """Hours of the day (UTC, `;`-separated) at which scheduled expiry deletes by age."""
+    """Hours of the day (UTC, `;`-separated) at which `rmq serve` and scheduled expiry delete by age."""
     disk_reclaim_ratio: float = 0.75
     """Above this use of the disk, expired segments go at any hour."""
     disk_force_ratio: float = 0.85

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -144,5 +145,7 @@ class Clients:
         """Count connections for the metrics."""
         kinds = [client.type for client in self._clients.values() if client.streams]
         self._metrics.producers.set(kinds.count(ClientType.PRODUCER))
-        for mode, kind in (("push", ClientType.PUSH_CONSUMER), ("simple", ClientType.SIMPLE_CONSUMER)):
-            self._metrics.note_consumers(mode, kinds.count(kind))
+
+    def consumers(self) -> Mapping[str, int]:
+        """Consumers with a telemetry stream by group; from any thread."""
+        return Counter(client.group for client in self.all() if client.group and client.streams)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from rmq_spark.client.store import Store
+from rmq_spark.metrics import StoreGauges
 from rmq_spark.proxy.status import Code
 from rmq_spark.rules import system_topics
 from rmq_spark.rules.message_type import MessageType
@@ -29,9 +32,6 @@ class Metrics:
         )
         self._out = self._make(Counter, "rocketmq_messages_out", "Messages received.", got)
         self._out_bytes = self._make(Counter, "rocketmq_throughput_out", "Bytes of bodies received.", got)
-        self._dead = self._make(
-            Counter, "rocketmq_send_to_dlq_messages", "Messages that clients gave up.", ("topic", "consumer_group")
-        )
         self._ended = {
             True: self._make(Counter, "rocketmq_commit_messages", "Transactions committed.", ("topic",)),
             False: self._make(Counter, "rocketmq_rollback_messages", "Transactions rolled back.", ("topic",)),
@@ -44,9 +44,6 @@ class Metrics:
             buckets=_LATENCY_BUCKETS,
         )
         self.producers = self._make(Gauge, "rocketmq_producer_connections", "Producers with a telemetry stream.")
-        self._consumers = self._make(
-            Gauge, "rocketmq_consumer_connections", "Consumers with a telemetry stream.", ("consume_mode",)
-        )
         self.held = self._make(Gauge, "rocketmq_proxy_held_messages", "Messages kept for push consumers.")
         self.calls = self._make(Gauge, "rocketmq_processor_watermark", "Calls under way.")
         self.up = self._make(Gauge, "rocketmq_proxy_up", "1 while the proxy serves.")
@@ -67,10 +64,6 @@ class Metrics:
         self._child(self._out, topic, group, told, system).inc(count)
         self._child(self._out_bytes, topic, group, told, system).inc(size)
 
-    def note_dead(self, topic: str, group: str) -> None:
-        """A client gave up a message."""
-        self._child(self._dead, topic, group).inc()
-
     def note_ended(self, topic: str, *, committed: bool) -> None:
         """A transaction ended."""
         self._child(self._ended[committed], topic).inc()
@@ -79,9 +72,9 @@ class Metrics:
         """A call was answered."""
         self._child(self._latency, rpc, code.name.lower()).observe(seconds)
 
-    def note_consumers(self, mode: str, count: int) -> None:
-        """So many consumers of a kind have a telemetry stream."""
-        self._child(self._consumers, mode).set(count)
+    def add_store(self, store: Store, consumers: Callable[[], Mapping[str, int]]) -> None:
+        """Show the gauges of the store, too, as lags; `consumers` counts those of this proxy by group."""
+        self.registry.register(StoreGauges(store, self._fixed, consumers))
 
     def serve(self, host: str, port: int) -> tuple[Any, int]:
         """Serve them over HTTP; returns what ends it (`shutdown`, `server_close`) and the port."""

@@ -120,7 +120,7 @@ class QueueOffsets:
     async def _queue(self, call: Call, queue: Any) -> QueueKey:
         name = topic_name(queue.topic)
         call.allow_topic(Right.SUB, name)
-        topic = (await self._directory.topic(name)).topic
+        topic = await self._directory.topic(name)
         broker = queue.broker.name or min(topic.queues)
         if not 0 <= queue.id < topic.queues.get(broker, 0):
             raise RefusedError(Code.NOT_FOUND, "the topic has no such queue", broker=broker, queue=queue.id)

@@ -138,7 +138,9 @@ class Receiving:
         name = topic_name(request.message_queue.topic)
         call.allow_topic(Right.SUB, name)
         call.allow_group(group)
-        topic = (self._directory.known_topic(name) or await self._directory.topic(name)).topic
+        topic = self._directory.known_topic(name) or await self._directory.topic(name)
+        if not topic.is_readable:
+            raise RefusedError(Code.FORBIDDEN, "the topic may not be read", topic=name)
         group_settings = await self._directory.group(group)
         wanted = self.subscription(name, request.filter_expression)
         broker, queue = self._place(topic, request.message_queue)

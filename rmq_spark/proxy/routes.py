@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any
+from typing import Any, Final
 
 from rmq_spark.proxy import wire
 from rmq_spark.proxy.calls import Call, Right
@@ -14,8 +14,16 @@ from rmq_spark.proxy.status import OK, Code, RefusedError
 from rmq_spark.proxy.topics import Directory
 from rmq_spark.proxy.wire import AddressScheme, Permission
 
-ANY_QUEUE = -1
+ANY_QUEUE: Final = -1
 """A push consumer of an ordinary group receives from all queues of a broker at once."""
+
+_PERMISSIONS: Final = {
+    (True, True): Permission.READ_WRITE,
+    (True, False): Permission.READ,
+    (False, True): Permission.WRITE,
+    (False, False): Permission.NONE,
+}
+"""By whether a queue may be read and written."""
 
 
 class Routes:
@@ -29,13 +37,15 @@ class Routes:
         """The queues of a topic, and at which address they are."""
         name = topic_name(request.topic)
         call.allow_topic(Right.ANY, name)
-        known = await self._directory.topic(name, create=True)
+        topic = await self._directory.topic(name, create=True)
         endpoints = self._endpoints(request.endpoints)
         response = wire.QueryRouteResponse(status=OK)
-        types = accepted_types(name, known.type)
-        for broker, queue in known.topic.message_queues():
+        types = accepted_types(name, topic.message_type)
+        writable = set(topic.writable_queues())
+        for broker, queue in topic.message_queues():
+            permission = _PERMISSIONS[topic.is_readable, (broker, queue) in writable]
             one = response.message_queues.add(
-                topic=request.topic, id=queue, permission=Permission.READ_WRITE, accept_message_types=types
+                topic=request.topic, id=queue, permission=permission, accept_message_types=types
             )
             one.broker.name = broker
             one.broker.id = 0
@@ -47,13 +57,13 @@ class Routes:
         name, group = topic_name(request.topic), group_name(request.group)
         call.allow_topic(Right.SUB, name)
         call.allow_group(group)
-        known = await self._directory.topic(name)
+        topic = await self._directory.topic(name)
         settings = await self._directory.group(group)
         endpoints = self._endpoints(request.endpoints)
         if settings.orderly:
-            places = known.topic.message_queues()
+            places = topic.message_queues()
         else:
-            places = [(broker, ANY_QUEUE) for broker in sorted(known.topic.queues)]
+            places = [(broker, ANY_QUEUE) for broker in sorted(topic.queues)]
         response = wire.QueryAssignmentResponse(status=OK)
         for broker, queue in places:
             one = response.assignments.add().message_queue
@@ -62,7 +72,7 @@ class Routes:
             one.permission = Permission.READ_WRITE
             one.broker.name = broker
             one.broker.endpoints.CopyFrom(endpoints)
-            one.accept_message_types.extend(accepted_types(name, known.type))
+            one.accept_message_types.extend(accepted_types(name, topic.message_type))
         return response
 
     def _endpoints(self, asked: Any) -> Any:

@@ -66,7 +66,7 @@ class Sending:
         call.allow_topic(Right.PUB, topic)
         known = self._directory.known_topic(topic) or await self._directory.topic(topic)
         for each in given:
-            checked(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, check_type, topic, known.type, each.type)
+            checked(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, check_type, topic, known.message_type, each.type)
         size = sum(len(each.message.body) for each in given)
         if self._waiting_bytes + size > self._settings.waiting_bytes_max:
             raise RefusedError(Code.TOO_MANY_REQUESTS, "too many messages wait for their commit; try again later")

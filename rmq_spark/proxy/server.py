@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -34,11 +34,8 @@ from rmq_spark.proxy.telemetry import Telemetry
 from rmq_spark.proxy.topics import Directory
 from rmq_spark.proxy.transactions import CheckBack, TransactionEnds
 from rmq_spark.proxy.workers import Workers
-from rmq_spark.services.revive import ReviveService
+from rmq_spark.services.catalog import embedded_runner
 from rmq_spark.services.runner import ServiceRunner
-from rmq_spark.services.service import Service
-from rmq_spark.services.timer import TimerService
-from rmq_spark.services.transaction_check import TransactionCheckService
 
 CLUSTER: Final = "DefaultCluster"
 MESSAGE_BYTES_SPARE: Final = 4
@@ -56,7 +53,8 @@ class Proxy:
         store: an open store; whoever opened it closes it, after `stop`.
         settings: where to listen, what to allow.
         authorizer: who may do what; by default the store's users and policies say it.
-        services: what runs beside it; timers, revive and the transaction check by default.
+        services: what runs beside it; by default what every store needs (timers, revive, transaction check, rolling),
+            unless the store was opened to run it by itself.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class Proxy:
         settings: ProxySettings | None = None,
         *,
         authorizer: Authorizer | None = None,
-        services: Sequence[Service] | None = None,
+        services: ServiceRunner | None = None,
     ) -> None:
         self._store = store
         self._settings = settings = settings or ProxySettings()
@@ -80,6 +78,7 @@ class Proxy:
         self._workers = workers = Workers(settings.threads)
         self._directory = directory = Directory(store, settings, workers)
         self._clients = clients = Clients(settings, clock, metrics, self._client_gone)
+        metrics.add_store(store, clients.consumers)
         self._pop = pop = Pop(store, name)
         self._watches = watches = Watches(store)
         self._renew = renew = AutoRenew(pop, settings, clock, workers, metrics)
@@ -109,11 +108,13 @@ class Proxy:
             telemetry=Telemetry(settings, clients, directory),
             sending=Sending(store, settings, workers, directory, metrics),
             ends=TransactionEnds(store, workers, directory, metrics),
-            settling=Settling(workers, directory, pop, renew, metrics),
+            settling=Settling(workers, directory, pop, renew),
             receiving=receiving,
             offsets=offsets,
         )
-        self._services = ServiceRunner(_services(store) if services is None else services, clock)
+        self._services = services or (
+            ServiceRunner([], clock) if store.embeds_services else embedded_runner(store, everything=False)
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics_server: Any = None
         self._health: Any = None
@@ -312,10 +313,6 @@ async def _forever(watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
             await asyncio.sleep(1)
         else:
             return
-
-
-def _services(store: Store) -> list[Service]:
-    return [TimerService(store), ReviveService(store), TransactionCheckService(store)]
 
 
 def _options(settings: ProxySettings) -> list[tuple[str, int]]:

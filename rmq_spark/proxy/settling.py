@@ -12,7 +12,6 @@ from rmq_spark.proxy import wire
 from rmq_spark.proxy.auto_renew import AutoRenew, Kept
 from rmq_spark.proxy.calls import Call, Right
 from rmq_spark.proxy.incoming import duration_ms, group_name, topic_name
-from rmq_spark.proxy.metrics import Metrics
 from rmq_spark.proxy.pop import Held, Pop
 from rmq_spark.proxy.status import OK, Code, RefusedError, checked, status_of
 from rmq_spark.proxy.topics import Directory
@@ -41,12 +40,11 @@ class _Hold:
 class Settling:
     """Settles messages that clients hold."""
 
-    def __init__(self, workers: Workers, directory: Directory, pop: Pop, renew: AutoRenew, metrics: Metrics) -> None:
+    def __init__(self, workers: Workers, directory: Directory, pop: Pop, renew: AutoRenew) -> None:
         self._workers = workers
         self._directory = directory
         self._pop = pop
         self._renew = renew
-        self._metrics = metrics
         self._acks: Batches[Held, AckStatus] = Batches(workers, pop.ack)
 
     async def ack_message(self, call: Call, request: Any, context: Any) -> Any:
@@ -92,7 +90,6 @@ class Settling:
             status = await self._workers.run(self._pop.dead_letter, hold.held)
         if status not in (AckStatus.OK, AckStatus.NOT_HELD):
             raise _invalid(status)
-        self._metrics.note_dead(topic, group)
         return wire.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
     def _names(self, call: Call, request: Any) -> tuple[str, str]:

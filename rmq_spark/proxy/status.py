@@ -86,6 +86,7 @@ _BY_ERROR: Final[tuple[tuple[type[errors.RmqError], Code], ...]] = (
     (errors.ExistsError, Code.PRECONDITION_FAILED),
     (errors.PreconditionFailedError, Code.PRECONDITION_FAILED),
     (errors.DataExpiredError, Code.ILLEGAL_OFFSET),
+    (errors.BackPressureError, Code.TOO_MANY_REQUESTS),
     (errors.LostRaceError, Code.TOO_MANY_REQUESTS),
     (errors.StorageFullError, Code.TOO_MANY_REQUESTS),
     (errors.OutcomeUnknownError, Code.MASTER_PERSISTENCE_TIMEOUT),

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from rmq_spark.client.group_settings import GroupSettings, group_settings
 from rmq_spark.client.store import AUTO_CREATE_QUEUES, Store, Topic
-from rmq_spark.log.view import LogView
 from rmq_spark.proxy.settings import ProxySettings
 from rmq_spark.proxy.status import Code, RefusedError
 from rmq_spark.proxy.workers import Workers
-from rmq_spark.rules.message_type import MessageType
-from rmq_spark.rules.topics import TopicConfigs
 
 KNOWN_SECONDS: Final = 5
 KNOWN_MAX: Final = 10_000
 """Entries that are remembered; when there are more, all are read again."""
 
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True)
-class TypedTopic:
-    """A topic and the kind of messages that it takes."""
-
-    topic: Topic
-    type: MessageType
 
 
 class _Known(Generic[Value]):
@@ -52,15 +40,15 @@ class Directory:
         self._store = store
         self._settings = settings
         self._workers = workers
-        self._topics: _Known[TypedTopic] = _Known()
+        self._topics: _Known[Topic] = _Known()
         self._groups: _Known[GroupSettings] = _Known()
         self._brokers: _Known[frozenset[str]] = _Known()
 
-    def known_topic(self, name: str) -> TypedTopic | None:
+    def known_topic(self, name: str) -> Topic | None:
         """The topic, if it is remembered."""
         return self._topics.get(name, self._store.clock.elapsed_ns())
 
-    async def topic(self, name: str, *, create: bool = False) -> TypedTopic:
+    async def topic(self, name: str, *, create: bool = False) -> Topic:
         """A topic.
 
         Args:
@@ -97,14 +85,8 @@ class Directory:
             self._brokers.put("", known, now)
         return name in known
 
-    def _read_topic(self, name: str, create: bool) -> TypedTopic | None:
-        def config(view: LogView) -> Any:
-            return view.state.fold(TopicConfigs).configs.get(name)
-
+    def _read_topic(self, name: str, create: bool) -> Topic | None:
         topic = self._store.find_topic(name)
         if topic is None and create and self._settings.auto_create_topics:
             topic = self._store.create_topic(name, queues=AUTO_CREATE_QUEUES)
-        if topic is None:
-            return None
-        stored = self._store.nameserver.look(config) or {}
-        return TypedTopic(topic, MessageType(stored.get("type", MessageType.UNSPECIFIED)))
+        return topic

@@ -216,6 +216,8 @@ class TimerService:
         self._brokers = brokers
         self._holder = store.clock.token()
         self._timers: dict[str, BrokerTimers] = {}
+        self._looked_ns: int | None = None
+        """When the store was last asked which brokers it has."""
 
     def timers(self, broker: str) -> BrokerTimers:
         """The deliverer of one log."""
@@ -224,8 +226,14 @@ class TimerService:
         return self._timers[broker]
 
     def run_once(self) -> float:
-        for broker in self._brokers or self._store.brokers():
-            self.timers(broker).run_once()
+        now_ns = self._store.clock.elapsed_ns()
+        if self._looked_ns is None or now_ns - self._looked_ns >= LOOK_SECONDS * 1e9:
+            # A busy log wakes it a hundred times a second; brokers come once in a while.
+            for broker in self._brokers or self._store.brokers():
+                self.timers(broker)
+            self._looked_ns = now_ns
+        for timers in list(self._timers.values()):
+            timers.run_once()
         due = [at for each in self._timers.values() if (at := each.next_due_ms()) is not None]
         if not due:
             return LOOK_SECONDS

@@ -217,4 +217,4 @@ def _from(starts: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], tuple[
 def _print_before(state: LogState, offset: int) -> int | None:
     """A fingerprint of the commit that holds the message before a log offset; None if it was rolled."""
     at = bisect_right(state.commits.firsts, offset - 1) - 1
-    return state.commits.prints[at] & 0xFFFFFFFF if at >= 0 else None
+    return state.commits.fingerprints[at] & 0xFFFFFFFF if at >= 0 else None

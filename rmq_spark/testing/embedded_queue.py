@@ -35,12 +35,18 @@ WAIT_SECONDS: Final = 300.0
 
 
 class EmbeddedQueue(QueueWorld):
-    """Clients in this process. Time and threads are the subclasses' affair."""
+    """Clients in this process. Time and threads are the subclasses' affair.
+
+    Args:
+        store: an open store; whoever made it closes it, after this.
+        pop: whether push consumers that do not broadcast share messages instead of queues.
+    """
 
     check_immunity_seconds = 6.0
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, pop: bool = False) -> None:
         self.store = store
+        self._pop = pop
         self._closers: list[Callable[[], object]] = []
         self._instances = itertools.count()
         self._homes = tempfile.TemporaryDirectory(prefix="rmq-offsets-")
@@ -84,6 +90,7 @@ class EmbeddedQueue(QueueWorld):
             group,
             orderly=orderly,
             broadcasting=broadcasting,
+            pop=self._pop and not broadcasting,
             consume_from=consume_from,
             threads=4,
             instance=f"conformance-{next(self._instances)}",
@@ -111,8 +118,10 @@ class EmbeddedQueue(QueueWorld):
 class StepwiseQueue(EmbeddedQueue):
     """Time is the store's `ManualClock`; nothing runs but what a call of this object runs."""
 
-    def __init__(self, store: Store, clock: ManualClock) -> None:
-        super().__init__(store)
+    def __init__(self, store: Store, clock: ManualClock, *, pop: bool = False) -> None:
+        super().__init__(store, pop=pop)
+        if pop:
+            self.first_retry_seconds = 1.0  # rule 6: by POP the delays start at level 1
         self._clock = clock
         self._services = self.services(CheckSettings())
         self._producers: list[Producer] = []

@@ -171,6 +171,7 @@ def test_stores_that_cannot_be_opened(run: Run, uri: str, code: int) -> None:
         (errors.OutcomeUnknownError, 5),
         (errors.CorruptDataError, 6),
         (errors.DataExpiredError, 1),
+        (errors.BackPressureError, 1),
         (errors.UnsupportedVersionError, 1),
         (errors.ClockSkewError, 1),
         (errors.ClosedError, 1),

@@ -25,11 +25,14 @@ def test_init_twice_is_a_clear_error(run: Run, store: Path) -> None:
     assert (store / "store.json").read_bytes() == before
 
 
+SETTINGS = {"perm": 6, "messageType": "UNSPECIFIED", "backlogMax": 0}
+
+
 def test_topics_are_created_listed_shown_and_deleted(run: Run, store: Path) -> None:
     assert run("topic", "create", "orders", "--queues", "3").out == "topic orders has 3 queues on broker-0\n"
     made = run("topic", "create", "events", "--broker", "b-1", "--broker", "b-2", "--json").json
-    assert made == {"topic": "events", "queues": {"b-1": 8, "b-2": 8}}
-    orders = {"topic": "orders", "queues": {"broker-0": 3}}
+    assert made == {**SETTINGS, "topic": "events", "queues": {"b-1": 8, "b-2": 8}, "writeQueues": {"b-1": 8, "b-2": 8}}
+    orders = {**SETTINGS, "topic": "orders", "queues": {"broker-0": 3}, "writeQueues": {"broker-0": 3}}
     empty = {"messages": 0, "lastTimestamp": None}
     assert run("topic", "list", "--json").json == [{**made, **empty}, {**orders, **empty}]
     run("send", "orders", "--body", "x", "--queue", "1")

@@ -105,7 +105,18 @@ class TestSharing:
         assert got == ["1"]
         assert committed(store) == {0: 2}
 
-    def test_no_more_is_received_than_listeners_will_get_soon(self, store: Store) -> None:
+    def test_nothing_waits_behind_a_slow_listener(self, store: Store) -> None:
+        def listen(_: ReceivedMessage) -> None:
+            seen.append((consumer.engine.fetch("broker-0").blocked, list(held(store))))
+
+        seen: list[tuple[bool, list[int]]] = []
+        consumer = Steps(store, listen, pop=True, threads=1)
+        send(store, "a", "b")
+        consumer.engine.fetch("broker-0")
+        consumer.work()
+        assert seen == [(True, [0])]
+
+    def test_no_more_is_received_than_listeners_get(self, store: Store) -> None:
         consumer = Steps(store, lambda messages: None, pop=True, threads=2, batch_size=3)
         send(store, *map(str, range(50)))
         while consumer.engine.fetch("broker-0").grown:

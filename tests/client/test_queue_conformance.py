@@ -12,6 +12,7 @@ from rmq_spark import Store
 from rmq_spark.clock import ManualClock
 from rmq_spark.testing.embedded_queue import StepwiseQueue, ThreadedQueue
 from rmq_spark.testing.queue_conformance import QueueConformance
+from rmq_spark.testing.queue_push_conformance import PushConformance
 from rmq_spark.testing.queue_world import QueueWorld
 
 
@@ -21,6 +22,16 @@ class TestInMemoryStepByStep(QueueConformance):
         clock = ManualClock()
         with memory_store(clock, retention_ms=24 * 3_600_000) as store:
             world = StepwiseQueue(store, clock)
+            yield world
+            world.close()
+
+
+class TestListenersByPopStepByStep(PushConformance):
+    @pytest.fixture
+    def world(self) -> Iterator[QueueWorld]:
+        clock = ManualClock()
+        with memory_store(clock, retention_ms=24 * 3_600_000) as store:
+            world = StepwiseQueue(store, clock, pop=True)
             yield world
             world.close()
 

@@ -42,3 +42,4 @@ def test_the_spark_demo_adds_up(tmp_path: Path, spark: SparkSession, capsys: pyt
     printed = capsys.readouterr().out
     assert "verify OK" in printed
     assert "eu" in printed and "cancelled" in printed
+    assert "a push consumer of group parcels got 30 shipped orders" in printed

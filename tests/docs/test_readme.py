@@ -2,63 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import re
-import shlex
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from page_blocks import REPOSITORY, assert_printed, blocks, console_commands, run_python, run_shell
 from pyspark.sql import SparkSession
 
-REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)#]+)(?:#[^)]*)?\)")
 LANGUAGES = {"python", "console", "text", "sh"}
 
 
-def blocks() -> list[tuple[str, str]]:
-    """(language, content) of each fenced block, in order."""
-    return [(match[1], match[2]) for match in FENCE.finditer(README.read_text("utf-8"))]
-
-
-def assert_printed(expected: str, actual: str) -> None:
-    """Compare output; `...` in the README stands for what differs from run to run."""
-    pattern = "(?:.*)".join(re.escape(part) for part in expected.rstrip().split("..."))
-    normal = re.sub(r"[ ]+", " ", actual.rstrip())
-    assert re.fullmatch(re.sub(r"(\\ )+", r"\\ ", pattern), normal), f"README says:\n{expected}\nbut it is:\n{actual}"
-
-
-def commands(block: str) -> Iterator[tuple[str, str]]:
-    """(command, expected output) of a console block."""
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        command, _, output = part.partition("\n")
-        yield command, output
-
-
-def run(command: str, directory: Path) -> str:
-    program, *arguments = shlex.split(command)
-    assert program == "rmq", "console blocks show the rmq command only"
-    done = subprocess.run(
-        [sys.executable, "-m", "rmq_spark.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"},
-        check=False,
-    )
-    assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
 def test_every_block_has_a_language_that_is_tested_or_plain() -> None:
-    assert {language for language, _ in blocks()} == LANGUAGES
+    assert {language for language, _ in blocks(README)} == LANGUAGES
 
 
 @pytest.mark.spark
@@ -66,29 +23,24 @@ def test_python_blocks_print_what_the_readme_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {}
-    ran = 0
-    found = blocks()
-    for (language, code), (after, expected) in zip(found, [*found[1:], ("", "")], strict=True):
-        if language != "python":
-            continue
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            # Spark's workers have another working directory than this test.
-            exec(compile(code.replace('"shop"', f'"{tmp_path}/shop"'), str(README), "exec"), namespace)
-        if after == "text":
-            assert_printed(expected, printed.getvalue())
-        ran += 1
-    assert ran
+    # Spark's workers have another working directory than this test.
+    assert run_python(README, lambda code: code.replace('"shop"', f'"{tmp_path}/shop"')) == 2
+
+
+def test_the_quick_start_is_ten_lines_with_a_consumer() -> None:
+    start = next(code for language, code in blocks(README) if language == "python")
+    assert len([line for line in start.splitlines() if line.strip()]) <= 10
+    assert "Consumer(" in start
 
 
 def test_console_blocks_print_what_the_readme_says(tmp_path: Path) -> None:
     pytest.importorskip("typer")
     ran = 0
-    for language, block in blocks():
+    for language, block in blocks(README):
         if language == "console":
-            for command, expected in commands(block):
-                assert_printed(expected, run(command, tmp_path))
+            for command, expected in console_commands(block):
+                assert command.startswith("rmq "), "console blocks show the rmq command only"
+                assert_printed(expected, run_shell(command, tmp_path))
                 ran += 1
     assert ran
 
@@ -96,7 +48,10 @@ def test_console_blocks_print_what_the_readme_says(tmp_path: Path) -> None:
 def test_the_make_targets_that_the_readme_names_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*## ", (REPOSITORY / "Makefile").read_text("utf-8"), re.MULTILINE))
     named = {
-        name for language, block in blocks() if language == "sh" for name in re.findall(r"^make (\S+)", block, re.M)
+        name
+        for language, block in blocks(README)
+        if language == "sh"
+        for name in re.findall(r"^make (\S+)", block, re.M)
     }
     assert named == {"demo", "test"}
     assert named <= targets

@@ -191,9 +191,9 @@ class TestUse:
         storage = Reads(MemoryStorage())
         log = open_log(storage)
         log.append(message("m"))
-        storage.read = []
+        storage.paths_read = []
         log.use(Counters)
-        assert [path for path in storage.read if "commitlog" in path] == [paths.commit(ROOT, 1)]
+        assert [path for path in storage.paths_read if "commitlog" in path] == [paths.commit(ROOT, 1)]
         assert log.decide(increment()).answer == 0
 
     def test_twice_changes_nothing(self) -> None:
@@ -219,11 +219,11 @@ class Reads(Wrapped):
 
     def __init__(self, inner: Storage) -> None:
         super().__init__(inner)
-        self.read: list[str] = []  # type: ignore[assignment]
+        self.paths_read: list[str] = []
         self.ranges: list[str] = []
 
     def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
-        self.read.append(path)
+        self.paths_read.append(path)
         return super().read_tail(path, length)
 
     def read_range(self, path: str, start: int, length: int) -> bytes:

@@ -113,10 +113,15 @@ def test_an_interrupt_within_the_fold_makes_the_handle_load_anew(monkeypatch: An
     def interrupted(self: LogState, meta: Any, *records: Any) -> None:
         monkeypatch.setattr(LogState, whose, original)
         if where == "queues":
-            self.queues.advance(meta.runs, [-1])
+            self.queues.advance((meta[0] if whose == "apply" else meta).runs, [-1])
         else:
             original(self, meta, *records)
-            del self.commits.firsts[-1:], self.commits.times[-1:], self.commits.sizes[-1:], self.commits.prints[-1:]
+            del (
+                self.commits.firsts[-1:],
+                self.commits.times[-1:],
+                self.commits.sizes[-1:],
+                self.commits.fingerprints[-1:],
+            )
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LogState, whose, interrupted)
@@ -339,14 +344,14 @@ def test_memory_of_a_refresh_does_not_hold_the_files_it_read() -> None:
     for number in range(50):
         writer.append(message(f"m{number}", body=b"x" * 10_000))
     largest = 0
-    original = reader.view.take
+    original = reader.view._take
 
-    def take(meta: Any) -> None:
+    def take(metas: Any) -> None:
         nonlocal largest
-        original(meta)
+        original(metas)
         largest = max(largest, sum(sys.getsizeof(item) for item in reader.view._unconfirmed))
 
-    reader.view.take = take  # type: ignore[method-assign]
+    reader.view._take = take  # type: ignore[method-assign]
     reader.refresh()
     assert 0 < largest < 50 * 1_000
 

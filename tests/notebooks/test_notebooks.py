@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
-LARGEST_BYTES = 150_000
+LARGEST_BYTES = 300_000
 CELL_TIMEOUT_S = 240
 
 FACTS = {
@@ -76,6 +76,13 @@ FACTS = {
         assert (missing, doubled) == (0, 0)
         assert same_place and len(found) == 1
     """,
+    "05-consumers": """
+        assert sorted(billed) == sorted(f"order-{n}" for n in range(ORDERS) if n % 4)
+        assert len(attempts) == ORDERS and attempts["order-7"] == 2
+        assert sorted(arrived) == sorted(due) and min(late) >= 0
+        assert by_spark == {"orders": ORDERS + 1, "reminders": len(delays), "invoices": 1}
+        assert not_billed == ["order-vip"]
+    """,
 }
 """What must hold in a notebook's kernel after its last cell. Names are the notebook's own."""
 
@@ -88,8 +95,15 @@ _plots, _show = [], _plt.show
 
 def _watched(*arguments, **options):
     for number in _plt.get_fignums():
-        for axes in _plt.figure(number).axes:
+        figure = _plt.figure(number)
+        figure.canvas.draw()
+        assert figure.dpi >= 120, f"a plot has {figure.dpi} dots an inch"
+        for axes in figure.axes:
             _plots.append((axes.get_title(), axes.get_xlabel(), axes.get_ylabel()))
+            for legend in filter(None, (axes.get_legend(), *figure.legends)):
+                bars = [bar for bar in axes.patches if bar.get_height()]
+                boxes = [bar.get_window_extent() for bar in bars]
+                assert not any(legend.get_window_extent().overlaps(box) for box in boxes), "a legend hides bars"
     _show(*arguments, **options)
 
 
@@ -100,6 +114,7 @@ assert _sys.executable == {sys.executable!r}
 assert _plots
 for _plot in _plots:
     assert all(_plot), f"a plot lacks its title or the name of an axis: {{_plot}}"
+    assert any(_letter.isdigit() for _letter in _plot[0]), f"a title does not say what was found: {{_plot[0]}}"
     assert any(_unit in _plot[2] for _unit in ("%", "EUR", "KiB", "messages", "milliseconds", "minutes")), _plot
 import os as _os
 assert not _os.path.exists(scratch.name)

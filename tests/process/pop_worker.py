@@ -57,7 +57,7 @@ def work(store: str, report: str, seed: int, share_acked: float) -> None:
     """Receive with several threads; acknowledge some, keep some longer, leave the others."""
     out = Report(report)
     try:
-        with Store.open(store) as opened, SimpleConsumer(opened, GROUP).subscribe(TOPIC) as consumer:
+        with Store.open(store, services="off") as opened, SimpleConsumer(opened, GROUP).subscribe(TOPIC) as consumer:
             threads = [
                 threading.Thread(target=_consume, args=(consumer, out, random.Random(seed + number), share_acked))
                 for number in range(2)
@@ -126,7 +126,7 @@ def revive(store: str, report: str) -> None:
     """Give back what is overdue, for ever."""
     out = Report(report)
     try:
-        with Store.open(store) as opened:
+        with Store.open(store, services="off") as opened:
             service = ReviveService(opened)
             while True:
                 time.sleep(min(0.1, service.run_once()))

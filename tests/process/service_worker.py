@@ -21,7 +21,7 @@ def checker(message: StoredMessage) -> TransactionState:
 
 def main() -> None:
     """Serve until killed."""
-    with Store.open(sys.argv[1]) as store:
+    with Store.open(sys.argv[1], services="off") as store:
         checks = TransactionCheckService(store, CheckSettings(interval_ms=200))
         with Producer(store, group="shop", checker=checker), ServiceRunner([TimerService(store), checks], store.clock):
             while True:

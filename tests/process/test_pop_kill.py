@@ -113,7 +113,7 @@ def run(place: Path, reports: Path, *, kills: int, batches: int) -> None:
     print(f"RMQ_SEED={seed}")
     rng = random.Random(seed)
     crowd = Crowd(place, reports, seed)
-    with Store.create(str(place)) as store:
+    with Store.create(str(place), services="off") as store:
         store.create_topic(TOPIC, queues=1)
         append_records(store.nameserver, GroupConfigs, {"group": GROUP, "retryMaxTimes": 10_000})
         producer = Producer(store)

@@ -33,7 +33,7 @@ def test_two_processes_that_are_killed_again_and_again(tmp_path):
     rng, uri = random.Random(seed), str(tmp_path / "store")
     due: dict[bytes, int] = {}
     deals: list[list[bytes]] = []
-    with Store.create(uri) as store:
+    with Store.create(uri, services="off") as store:
         producer = Producer(store, group="shop", check_immunity=0.1)
         workers = [start(uri), start(uri)]
         try:

@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 from proxy_process import ProxyProcess, RawClient, make_fifo, message
 
-from rmq_spark.client.store import Store, append_records
+from rmq_spark.client.store import Store
 from rmq_spark.proxy import wire
 from rmq_spark.proxy.status import Code
-from rmq_spark.rules.topics import TopicConfigs
+from rmq_spark.rules.message_type import MessageType
 
 
 @pytest.fixture(scope="module", autouse=True)
 def topics(store: Store) -> None:
     store.create_topic("orders", queues=2)
-    config = {"topic": "only-fifo", "queues": {"broker-0": 2}, "perm": 6, "type": "FIFO"}
-    append_records(store.nameserver, TopicConfigs, config)
+    store.create_topic("only-fifo", queues=2, message_type=MessageType.FIFO)
 
 
 def send(raw: RawClient, *messages: Any) -> Any:

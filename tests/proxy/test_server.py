@@ -44,7 +44,12 @@ def test_metrics_have_rocketmqs_names(proxy: ProxyProcess, raw: RawClient, store
     assert mine["rocketmq_messages_in_total"] == 3
     assert mine["rocketmq_throughput_in_total"] == 15
     names = {name.partition("{")[0] for name in values}
-    assert {"rocketmq_rpc_latency_bucket", "rocketmq_producer_connections", "rocketmq_proxy_up"} <= names
+    assert {
+        "rocketmq_rpc_latency_bucket",
+        "rocketmq_producer_connections",
+        "rocketmq_proxy_up",
+        "rocketmq_topic_number",
+    } <= names
 
 
 def test_the_access_log_has_a_line_for_each_call(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from service_world import ServiceWorld
 
 from rmq_spark.client.store import Store
 from rmq_spark.log.roll import roll
+from rmq_spark.log.verify import verify
 from rmq_spark.model.message import Message
+from rmq_spark.rules.all_folds import ALL_FOLDS
 from rmq_spark.rules.service_lease import LEASE_MS
 from rmq_spark.services.rolling import OLD_COMMITS, OLD_MS, ROLL_COMMITS, RollService, SnapshotService
 from rmq_spark.storage import paths
@@ -86,6 +88,7 @@ def test_segments_are_merged_in_tiers():
         sizes = [segment.end - segment.first for segment in log.refresh().mark.segments]
         assert sizes == sorted(sizes, reverse=True)
         assert len(sizes) <= 6
+        assert verify(log.storage, log.root, log.broker).ok
     assert written <= 6 * len(bodies)  # log2(32) + 1 times each; by every roll it would be 16 times
     assert world.bodies("orders") == bodies
     # By hand, small segments become one, however many there are.
@@ -93,6 +96,7 @@ def test_segments_are_merged_in_tiers():
     roll(log)
     assert len(log.refresh().mark.segments) == 1
     assert world.bodies("orders") == bodies
+    assert verify(log.storage, log.root, log.broker, folds=ALL_FOLDS).ok
     world.store.close()
 
 

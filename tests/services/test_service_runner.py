@@ -81,7 +81,7 @@ def test_a_closed_store_ends_the_thread():
 
 
 def test_a_delayed_message_arrives_by_itself(tmp_path):
-    with Store.create(str(tmp_path / "store")) as store:
+    with Store.create(str(tmp_path / "store"), services="off") as store:
         services = [TimerService(store), TransactionCheckService(store)]
         with ServiceRunner(services, store.clock):
             sent = Producer(store).send(Message("orders", b"x", delay=0.2))

@@ -26,7 +26,7 @@ WAIT = 120
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.create(str(tmp_path / "store")) as made:
+    with Store.create(str(tmp_path / "store"), services="off") as made:  # each service runs when a test says so
         made.create_topic("t", queues=1)
         yield made
 
@@ -92,7 +92,7 @@ def test_a_stream_gets_each_once_when_it_is_delivered_and_nothing_of_the_engine(
     revive = ReviveService(store)
     while not revive.done.retried:
         assert time.monotonic() < deadline
-        revive.wait(min(0.05, revive.run_once()))
+        store.clock.sleep(min(0.05, revive.run_once()))
     assert run() == [("t", "half"), ("t", "late"), ("u", "now")], "neither claims nor copies for one group"
     assert held.body == b"now"
 
@@ -108,7 +108,7 @@ def test_what_the_sink_parks_is_delivered_by_the_timer_service(spark: SparkSessi
     assert {body for body, _ in rows(spark, store)} == at_once, "a time that has passed is now (rule 14)"
     clock = ManualClock(now_ms + HOUR_MS - 1)
     settings = LogSettings(clock_ahead_max_ms=DAY_MS)
-    with Store.open(store.storage.uri, clock=clock, settings=settings) as later:
+    with Store.open(store.storage.uri, clock=clock, settings=settings, services="off") as later:
         service = TimerService(later)
         service.run_once()
         assert {body for body, _ in rows(spark, store)} == at_once, "never early"
