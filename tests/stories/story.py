@@ -407,7 +407,7 @@ def configuration(address: str, user: str = "", secret: str = "") -> ClientConfi
 @contextmanager
 def running(client: Any) -> Iterator[Any]:
     client.startup()
-    # RocketMQ's own proxy fails a receive that comes before the client's settings (50001); Java's client waits for them.
+    # The real proxy fails a receive that comes before the client's settings (50001). Java's client waits for them.
     time.sleep(1)
     try:
         yield client
