@@ -110,8 +110,10 @@ def test_it_survives_a_storage_that_fails_for_a_while_and_its_health_says_so(tmp
 def test_check_tells_what_waits_and_fails_if_it_waits_too_long(run: Run, store: Path):
     assert run("serve", "--check").code == 0
     with Store.open(str(store), services="off") as opened:
-        Producer(opened).send(Message("orders", b"x", deliver_at=opened.clock.now_ms() + 1))
-        time.sleep(0.01)
+        due = opened.clock.now_ms() + 3_000  # later than the send takes, or it would be delivered at once
+        Producer(opened).send(Message("orders", b"x", deliver_at=due))
+        while opened.clock.now_ms() <= due:
+            time.sleep(0.05)
     assert run("serve", "--check").code == 0
     result = run("serve", "--check", "--max-behind", 0, "--json")
     assert result.code == 1
