@@ -7,9 +7,11 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import RmqError
@@ -132,7 +134,7 @@ class Gate:
         async def answer(request: Any, context: Any) -> Any:
             call = self._open(rpc, context)
             try:
-                self._admit(call)
+                self._admit(call, request)
                 reply = await handle(call, request, context)
             except (RmqError, RefusedError) as refused:
                 self._leave(call, refused)
@@ -156,7 +158,7 @@ class Gate:
             call = self._open(rpc, context)
             ended: BaseException | None = RefusedError(Code.REQUEST_TIMEOUT, "the client has gone")
             try:
-                self._admit(call)
+                self._admit(call, request)
                 async for reply in handle(call, request, context):
                     yield reply
                 ended = None
@@ -177,8 +179,10 @@ class Gate:
         client_id = metadata.get(CLIENT_ID, "")
         return Call(rpc, client_id, context.peer(), metadata, self._clock.elapsed_ns(), self._authorizer)
 
-    def _admit(self, call: Call) -> None:
+    def _admit(self, call: Call, request: Any) -> None:
         self._check(call)
+        if request is None:
+            raise RefusedError(Code.BAD_REQUEST, "the request cannot be decoded")
         self._authorizer.authenticate(call)
         call.admitted = True
         self._calls += 1
@@ -233,7 +237,15 @@ def method_handlers(handlers: Mapping[str, Any], descriptor: Any, message_class:
         kind = kinds[method.client_streaming, method.server_streaming]
         made[method.name] = kind(
             handlers[method.name],
-            request_deserializer=message_class(method.input_type.name).FromString,
+            request_deserializer=partial(_decoded, message_class(method.input_type.name)),
             response_serializer=message_class(method.output_type.name).SerializeToString,
         )
     return grpc.method_handlers_generic_handler(descriptor.full_name, made)
+
+
+def _decoded(kind: Any, data: bytes) -> Any:
+    """The request; None if it is none. gRPC would log a traceback for each of those that hostile clients send."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None

@@ -61,16 +61,20 @@ class Watches:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._watches: dict[str, LogWatch] = {}
+        self._stopped = False
 
     def of(self, broker: str) -> LogWatch:
         """What wakes those who wait for messages of a broker."""
         known = self._watches.get(broker)
         if known is None:
             known = self._watches[broker] = LogWatch(self._store.log(broker))
+            if self._stopped:
+                known.stop()  # a receive that was under way comes to wait when nobody shall any more
         return known
 
     def stop(self) -> None:
-        """Wake everybody who waits."""
+        """Wake everybody who waits; nobody can wait any more."""
+        self._stopped = True
         for each in self._watches.values():
             each.stop()
 

@@ -320,7 +320,8 @@ def _options(settings: ProxySettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", MESSAGE_BYTES_SPARE * settings.body_bytes_max),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", 16 * 1024),
-        ("grpc.max_concurrent_streams", settings.calls_per_client_max),
+        # More than one client may have at once: whoever calls too often is told so, instead of being kept waiting.
+        ("grpc.max_concurrent_streams", 2 * settings.calls_per_client_max),
         ("grpc.max_connection_idle_ms", settings.connection_idle_seconds * 1000),
         ("grpc.server_handshake_timeout_ms", settings.handshake_seconds * 1000),
         # A client that vanished without a word is noticed by its silence.

@@ -60,6 +60,8 @@ class Telemetry:
 
     async def _read(self, call: Call, client: Client, requests: Any, commands: asyncio.Queue[Any]) -> None:
         async for command in requests:
+            if command is None:
+                raise RefusedError(Code.BAD_REQUEST, "the command cannot be decoded")
             self._clients.heard(client.id)
             if command.HasField("settings"):
                 await commands.put(await self._settle(call, client, command.settings))

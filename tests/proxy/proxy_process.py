@@ -107,7 +107,9 @@ class RawClient:
     """Calls of the protocol by name, without any client's checks."""
 
     def __init__(self, address: str, client_id: str = "raw", **channel: Any) -> None:
-        self.channel = grpc.insecure_channel(address, **channel)
+        # A connection of its own: channels to one address share one else.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self.channel = grpc.insecure_channel(address, **{"options": options, **channel})
         self.metadata = [("x-mq-client-id", client_id)]
 
     def close(self) -> None:
