@@ -7,7 +7,10 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
+
+LINGER_SECONDS: Final = 0.003
+"""So long a batch waits for callers that are likely to come."""
 
 Arguments = ParamSpec("Arguments")
 Item = TypeVar("Item")
@@ -40,7 +43,8 @@ class Workers:
 class Batches(Generic[Item, Result]):
     """Hands items over together: what comes while a batch is under way makes the next one.
 
-    Used from one event loop. Items keep their order.
+    Whoever was answered by the last batch is likely to call again: the next one waits for as many, but not for long. A
+    single caller never waits. Used from one event loop. Items keep their order.
 
     Args:
         workers: where batches run.
@@ -60,6 +64,9 @@ class Batches(Generic[Item, Result]):
         self._batch_max = batch_max
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
         self._is_running = False
+        self._expected = 1
+        """Items that the next batch waits for: half of those of the last one."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def put(self, item: Item) -> asyncio.Future[Result]:
         """The result of `item`, to be awaited."""
@@ -68,19 +75,28 @@ class Batches(Generic[Item, Result]):
         self._waiting.append((item, future))
         if not self._is_running:
             self._is_running = True
-            loop.call_soon(self._start)  # whatever else this turn of the loop brings goes along
+            # Whatever else this turn of the loop brings goes along.
+            loop.call_soon(self._start_or_wait)
+        elif self._timer is not None and len(self._waiting) >= self._expected:
+            self._start()
         return future
 
+    def _start_or_wait(self) -> None:
+        if len(self._waiting) >= self._expected:
+            self._start()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._start)
+
     def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         batch, self._waiting = self._waiting[: self._batch_max], self._waiting[self._batch_max :]
+        self._expected = max(1, len(batch) // 2)
         running = self._workers.run(self._run, [item for item, _ in batch])
         running.add_done_callback(partial(self._finish, batch))
 
     def _finish(self, batch: Sequence[tuple[Item, asyncio.Future[Result]]], running: asyncio.Future[Any]) -> None:
-        if self._waiting:
-            self._start()
-        else:
-            self._is_running = False
         error = running.exception()
         results: Sequence[Any] = [error] * len(batch) if error is not None else running.result()
         for (_, future), result in zip(batch, results, strict=True):
@@ -90,3 +106,7 @@ class Batches(Generic[Item, Result]):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+        if self._waiting:
+            self._start_or_wait()
+        else:
+            self._is_running = False

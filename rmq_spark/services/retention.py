@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from rmq_spark.client.store import Store
-from rmq_spark.errors import DataExpiredError, OutcomeUnknownError, PreconditionFailedError, StorageFullError
+from rmq_spark.errors import DataExpiredError, OutcomeUnknownError, PreconditionFailedError
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.expire import ExpireResult, Hold, expire
 from rmq_spark.log.view import LogView
@@ -72,7 +72,8 @@ class RetentionService:
     def run_once(self) -> float:
         if is_deletion_time(self._store):
             for log in maintained_logs(self._store):
-                if self._has_work(log) and is_my_turn_or_full(log, self.name, self._holder):
+                # On a disk that is nearly full nothing is written for a lease: its record would take a message's place.
+                if self._has_work(log) and (self._is_forced() or is_my_turn(log, self.name, self._holder)):
                     self._expire(log)
         waits = partial(
             expiry_waits_ms, now_ms=self._store.clock.now_ms(), retention_ms=self._store.settings.retention_ms
@@ -86,8 +87,11 @@ class RetentionService:
     def _has_work(self, log: CommitLog) -> bool:
         """Whether anything is old enough, or the disk so full that age does not count."""
         limit = self._store.clock.now_ms() - log.settings.retention_ms
-        forced = disk_use(self._store) > log.settings.disk_force_ratio
+        forced = self._is_forced()
         return log.look(lambda view: _has_droppable(view, limit, forced))
+
+    def _is_forced(self) -> bool:
+        return disk_use(self._store) > self._store.settings.disk_force_ratio
 
     def _expire(self, log: CommitLog) -> None:
         log.use(*ALL_FOLDS)
@@ -108,18 +112,6 @@ def disk_use(store: Store) -> float:
     """The used part of the store's disk; 0 where that is not known, as on object stores."""
     usage = store.storage.disk_usage()
     return usage[0] / usage[1] if usage and usage[1] else 0.0
-
-
-def is_my_turn_or_full(log: CommitLog, service: str, holder: str) -> bool:
-    """As `is_my_turn`; on a disk that is too full for the lease's record it is everybody's turn.
-
-    Raises:
-        as `CommitLog.decide`.
-    """
-    try:
-        return is_my_turn(log, service, holder)
-    except StorageFullError:
-        return True
 
 
 def expiry_waits_ms(view: LogView, now_ms: int, retention_ms: int) -> int:

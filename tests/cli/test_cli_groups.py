@@ -287,9 +287,9 @@ class TestSpans:
     ],
 )
 def test_ages_are_shown_in_two_units(ms: int, shown: str | None) -> None:
-    from rmq_spark.cli.group import _age
+    from rmq_spark.cli.output import duration
 
-    assert _age(ms) == shown
+    assert duration(ms) == shown
 
 
 def test_a_time_before_1970_is_before_every_message(run: Run, store: Path, filled: list[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,8 @@ SOON = 60.0
 
 
 @pytest.fixture
-def store() -> Iterator[Store]:
-    with Store.create("memory://waiting", services="off") as opened:
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.create(str(tmp_path / "store"), services="off") as opened:
         for topic in ("orders", "other"):
             opened.create_topic(topic, queues=1)
         yield opened
