@@ -270,7 +270,10 @@ public final class Story {
             waitUntil(60, () -> checked.contains("checked-rollback"));
             say("asked about a committed one", String.valueOf(checked.contains("checked-commit")));
             say("asked about one to roll back", String.valueOf(checked.contains("checked-rollback")));
-            say("nothing of those rolled back", listed(consumer.receive(8, LONG_HELD)));
+            // RocketMQ may ask about a commit that it has not noted yet, and then delivers it twice: not asked here.
+            List<MessageView> rest = new ArrayList<>(consumer.receive(8, LONG_HELD));
+            rest.removeIf(each -> !body(each).contains("roll"));
+            say("nothing of those rolled back", listed(rest));
         }
     }
 

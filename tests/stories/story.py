@@ -183,7 +183,8 @@ def transaction(story: Story) -> None:
         wait_until(60, lambda: "checked-rollback" in checker.asked)
         story.say("asked about a committed one", str("checked-commit" in checker.asked).lower())
         story.say("asked about one to roll back", str("checked-rollback" in checker.asked).lower())
-        rest = sorted(told(each) for each in consumer.receive(8, LONG_HELD))
+        # RocketMQ may ask about a commit that it has not noted yet, and then delivers it twice: not what is asked here.
+        rest = sorted(told(each) for each in consumer.receive(8, LONG_HELD) if "roll" in body(each))
         story.say("nothing of those rolled back", " ".join(rest) or "nothing")
 
 
@@ -407,7 +408,7 @@ def configuration(address: str, user: str = "", secret: str = "") -> ClientConfi
 @contextmanager
 def running(client: Any) -> Iterator[Any]:
     client.startup()
-    # The real proxy fails a receive that comes before the client's settings (50001). Java's client waits for them.
+    # RocketMQ's own proxy fails a receive that comes before the client's settings; Java's client waits for them.
     time.sleep(1)
     try:
         yield client
