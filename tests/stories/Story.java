@@ -264,13 +264,16 @@ public final class Story {
             }));
             producer.send(message("story_half", "checked-commit").build(), producer.beginTransaction());
             producer.send(message("story_half", "checked-rollback").build(), producer.beginTransaction());
-            List<MessageView> late = receive(consumer, 1, LONG_HELD);
-            say("received after the check", body(late.get(0)) + " attempt=" + late.get(0).getDeliveryAttempt());
-            consumer.ack(late.get(0));
+            // RocketMQ may ask about a commit that it has not noted yet, and then delivers it twice: not asked here.
+            MessageView late = message;
+            while (body(late).equals("committed")) {
+                late = receive(consumer, 1, LONG_HELD).get(0);
+                consumer.ack(late);
+            }
+            say("received after the check", body(late) + " attempt=" + late.getDeliveryAttempt());
             waitUntil(60, () -> checked.contains("checked-rollback"));
             say("asked about a committed one", String.valueOf(checked.contains("checked-commit")));
             say("asked about one to roll back", String.valueOf(checked.contains("checked-rollback")));
-            // RocketMQ may ask about a commit that it has not noted yet, and then delivers it twice: not asked here.
             List<MessageView> rest = new ArrayList<>(consumer.receive(8, LONG_HELD));
             rest.removeIf(each -> !body(each).contains("roll"));
             say("nothing of those rolled back", listed(rest));

@@ -177,13 +177,15 @@ def transaction(story: Story) -> None:
         story.say("commit what was rolled back", outcome(rolled_back.commit))
         producer.send(message("story_half", "checked-commit"), producer.begin_transaction())
         producer.send(message("story_half", "checked-rollback"), producer.begin_transaction())
-        late = receive(consumer, 1, LONG_HELD)[0]
+        # RocketMQ may ask about a commit that it has not noted yet, and then delivers it twice: not what is asked here.
+        late = received
+        while body(late) == "committed":
+            late = receive(consumer, 1, LONG_HELD)[0]
+            consumer.ack(late)
         story.say("received after the check", f"{body(late)} attempt={late.delivery_attempt}")
-        consumer.ack(late)
         wait_until(60, lambda: "checked-rollback" in checker.asked)
         story.say("asked about a committed one", str("checked-commit" in checker.asked).lower())
         story.say("asked about one to roll back", str("checked-rollback" in checker.asked).lower())
-        # RocketMQ may ask about a commit that it has not noted yet, and then delivers it twice: not what is asked here.
         rest = sorted(told(each) for each in consumer.receive(8, LONG_HELD) if "roll" in body(each))
         story.say("nothing of those rolled back", " ".join(rest) or "nothing")
 
