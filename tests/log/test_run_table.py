@@ -276,9 +276,9 @@ class TestCommitsThatWereWalkedAlong:
         asked: list[str] = []
         real = files.read_meta
 
-        def read_meta(storage: Storage, path: str, kind: str) -> FileMeta:
+        def read_meta(storage: Storage, path: str, kind: str, tail: tuple[bytes, int] | None = None) -> FileMeta:
             asked.append(path)
-            return real(storage, path, kind)
+            return real(storage, path, kind, tail)
 
         monkeypatch.setattr(files, "read_meta", read_meta)
         rows = expand(RunIndex(reader).list_runs(Query(end=6), everything))

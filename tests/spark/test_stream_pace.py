@@ -278,8 +278,8 @@ def test_planning_a_range_again_reads_no_file_and_lists_none(monkeypatch: pytest
     def fail(*_: object) -> Any:
         raise AssertionError("planned from what is known")
 
-    def look_for_none(storage: Storage, path: str, kind: str) -> Any:
-        real(storage, path, kind)  # a look for a new commit finds none
+    def look_for_none(storage: Storage, path: str, kind: str, tail: tuple[bytes, int] | None = None) -> Any:
+        real(storage, path, kind, tail)  # a look for a new commit finds none
         fail()
 
     monkeypatch.setattr(files, "read_meta", look_for_none)
