@@ -104,7 +104,7 @@ def test_the_checks_fail_when_messages_are_given_back_before_their_time_is_over(
     known = PopState.overdue
     monkeypatch.setattr(PopState, "overdue", lambda self, now_ms, limit: known(self, now_ms + 40, limit))
     monkeypatch.setattr(Claim, "due_ms", property(lambda self: self.pop_ms))
-    with pytest.raises(AssertionError, match="early|held twice"):
+    with pytest.raises(AssertionError, match=r"early|held twice"):
         broken()
 
 
