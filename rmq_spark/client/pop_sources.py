@@ -9,7 +9,7 @@ from rmq_spark.client.pop_broker import Source
 from rmq_spark.client.store import Topic
 from rmq_spark.client.subscription import Subscription
 from rmq_spark.clock import Clock
-from rmq_spark.rules import system_topics
+from rmq_spark.rules import routing, system_topics
 from rmq_spark.rules.receipt import TopicType
 
 RETRY_FIRST_ONE_IN: Final = 5
@@ -45,7 +45,7 @@ class QueueSources:
 def queues_in_turn(topic: Topic, broker: str, turn: int) -> list[int]:
     """Queues of a topic on a broker: beginning with another one each turn; of a priority topic the highest first."""
     queues = range(topic.queues[broker])
-    return list(reversed(queues)) if topic.has_priorities else rotated(queues, turn)
+    return routing.drain_order(queues) if topic.has_priorities else rotated(queues, turn)
 
 
 def rotated(items: Sequence[Item], turn: int) -> list[Item]:
