@@ -86,6 +86,11 @@ def helped_batches(storage: Storage, root: str, known: Collection[str], now_ms: 
         yield Helped(token, announced_ms, MessageBatch(_rows(decode_small_files([data], "rows"))))
 
 
+def count_announced(storage: Storage, root: str, known: Collection[str]) -> int:
+    """How many announcements there are that have not landed."""
+    return sum(token not in known for _, token, _ in _announced(storage, root))
+
+
 def past_announcements(storage: Storage, root: str, now_ms: int) -> list[str]:
     """Paths of announcements that no commit may land any more: their writers have died."""
     return [path for path, _, announced_ms in _announced(storage, root) if now_ms - announced_ms > SWEPT_MS]
