@@ -15,7 +15,7 @@ from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, Con
 from rmq_spark.client.group_queues import GroupQueues
 from rmq_spark.client.observer import polled, tell_rows
 from rmq_spark.client.producer import Producer
-from rmq_spark.client.pull_queues import Cursor, PullQueues
+from rmq_spark.client.pull_queues import Cursor, PullQueues, taken_over
 from rmq_spark.client.pull_transaction import PullTransaction
 from rmq_spark.client.store import Store
 from rmq_spark.client.stored_rows import plain_rows, received_messages
@@ -203,11 +203,12 @@ class LitePullConsumer(ConsumerLife):
         """Return the next messages, in order per queue; an empty list when none came within `timeout`.
 
         Raises:
-            InvalidRequestError: nothing is subscribed or assigned.
+            InvalidRequestError: nothing is subscribed or assigned, or a number below 1.
             ClosedError: the consumer was closed, or made before a fork.
             RmqError: the log could not be read or written; poll again.
         """
         found: list[ReceivedMessage] = []
+        _check_number("max_messages", max_messages)
         for queue, rows in self._poll(timeout, max_messages):
             found += received_messages(rows, queue.topic)
         polled(self._observers(), self._clock, self._group, found)
@@ -219,6 +220,7 @@ class LitePullConsumer(ConsumerLife):
         Raises:
             as `poll`.
         """
+        _check_number("max_rows", max_rows)
         reads = self._poll(timeout, max_rows)
         if observers := self._observers():
             for queue, rows in reads:
@@ -262,7 +264,8 @@ class LitePullConsumer(ConsumerLife):
         """
         with self._lock:
             self._check_open()
-            self._queues.commit()
+            if gone := self._queues.commit():
+                raise taken_over(self._group, gone)
 
     def transaction(self) -> PullTransaction:
         """Send messages and commit what was polled as one commit: `with consumer.transaction() as tx: tx.send(...)`.
@@ -280,7 +283,7 @@ class LitePullConsumer(ConsumerLife):
         with self._lock:
             if self._producer is None:
                 self._producer = Producer(self._store)
-        return PullTransaction(self._queues, self._producer, self._lock)
+        return PullTransaction(self._queues, self._producer, self._lock, self._check_open)
 
     # ------------------------------------------------------------ life
 
@@ -299,6 +302,11 @@ class LitePullConsumer(ConsumerLife):
             self._forget_exit()
             self._queues.leave()
         self._close_traces()
+
+
+def _check_number(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequestError(f"{name} is a number from 1 on", **{name: value})
 
 
 def _keep_up(queues: PullQueues, closed: threading.Event, group: str) -> None:
