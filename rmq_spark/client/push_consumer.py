@@ -343,9 +343,15 @@ class PushConsumer(ConsumerLife):
     def _watch_members(self, engine: Engine) -> None:
         seen = engine.nameserver_end
         while not self._stop.is_set():
-            if self._store.nameserver.wait(seen, LOOK_SECONDS):
-                seen = self._store.nameserver.look(lambda view: view.state.offset)
-                engine.share_again()
+            try:
+                if self._store.nameserver.wait(seen, LOOK_SECONDS):
+                    seen = self._store.nameserver.look(lambda view: view.state.offset)
+                    engine.share_again()
+            except RmqError as error:
+                if not error.retriable:
+                    raise
+                _log.warning("the nameserver log cannot be read; trying again (group=%r): %s", self._group, error)
+                self._stop.wait(AGAIN_MS / 1000)
 
     def _read_brokers(self, engine: Engine) -> None:
         for broker in sorted(engine.brokers() - self._reading):
@@ -418,4 +424,9 @@ class PushConsumer(ConsumerLife):
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    # `close` waits for listeners no longer: threads that wait for a coroutine must not do so for ever.
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
     loop.close()
