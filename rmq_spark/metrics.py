@@ -233,7 +233,8 @@ class StoreGauges:
         for group in self._groups.groups():
             for queue in self._groups.lag(group):
                 is_retry = system_topics.is_retry(queue.topic)
-                values = [*self._node, queue.topic, group, str(queue.queue), _text(is_retry)]
+                # As RocketMQ's brokers say it: queues of two brokers may have the same number.
+                values = [self._node[0], "broker", queue.broker, queue.topic, group, str(queue.queue), _text(is_retry)]
                 flying = held.get((group, queue.topic, queue.broker, queue.queue), 0)
                 ready.add_metric(values, queue.lag)
                 inflight.add_metric(values, flying)

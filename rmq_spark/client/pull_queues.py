@@ -46,6 +46,8 @@ class Cursor:
     """Where to read on behind `ahead`."""
     paused: bool = False
     lost: bool = False
+    polled: bool = False
+    """Whether messages were returned since the last commit."""
 
     def move(self, offset: int) -> None:
         self.position, self.place, self.ahead = offset, 0, None
@@ -154,6 +156,7 @@ class PullQueues:
         """The next rows of a queue; None when none of those that were looked at is wanted."""
         if cursor.ahead is None and not self._read_ahead(queue, cursor, max(rows_max, AHEAD_ROWS)):
             return None
+        cursor.polled = True
         rows = cursor.ahead
         assert rows is not None  # noqa: S101 - read above
         if rows.num_rows > rows_max:
@@ -248,7 +251,7 @@ class PullQueues:
         cursor = self.cursors.pop(queue)
         # Whoever commits by itself has to hear that what it polled is not its own any more: with a transaction, its
         # outputs would land and those of the next holder, too.
-        if not self._auto_commit and cursor.position != cursor.committed:
+        if not self._auto_commit and cursor.polled:
             self._left_behind.add(queue)
 
     # ------------------------------------------------------------ committing
@@ -281,7 +284,7 @@ class PullQueues:
     def _note_committed(self, moved: Mapping[MessageQueue, Cursor], lost: set[MessageQueue]) -> None:
         for queue, cursor in moved.items():
             if queue not in lost:
-                cursor.committed = cursor.position
+                cursor.committed, cursor.polled = cursor.position, False
         self._forget_lost(lost)
 
     def _take_left_behind(self) -> list[MessageQueue]:
@@ -339,7 +342,7 @@ class PullQueues:
         stored = self._groups.committed([queue for queue, cursor in self.cursors.items() if not cursor.lost])
         for queue, offset in self._groups.start_offsets(stored).items():
             cursor = self.cursors[queue]
-            cursor.committed = stored[queue]
+            cursor.committed, cursor.polled = stored[queue], False
             cursor.move(offset)
 
     def leave(self) -> None:

@@ -309,6 +309,20 @@ def test_a_commit_of_what_was_lost_says_so_however_it_was_found_out(store: Store
         consumer.close()
 
 
+def test_a_queue_whose_messages_were_all_passed_over_may_go_without_a_word(store: Store) -> None:
+    send(store, "a", queue=0)
+    send(store, "a", queue=1)
+    consumer = LitePullConsumer(store, "g", auto_commit=False, consume_from="earliest").subscribe("t", tags="b")
+    assert bodies(consumer) == []  # it has looked at both queues
+    with LitePullConsumer(again(store), "g").subscribe("t", tags="b") as other:
+        bodies(other)
+        advance(store, 20)
+        assert bodies(consumer) == []
+        assert len(consumer.assignment()) == 1
+        consumer.commit()
+        consumer.close()
+
+
 def test_upkeep_after_the_end_does_not_join_the_group_again(store: Store) -> None:
     consumer = LitePullConsumer(store, "g").subscribe("t")
     bodies(consumer)

@@ -112,6 +112,25 @@ def test_lag_is_ready_and_in_flight_for_each_queue(store: Store, registry: Colle
     assert value(registry, "process_time_count", consumer_group="g", invocation_status="success") == 2
 
 
+def test_no_two_samples_are_alike_when_a_topic_is_on_two_brokers() -> None:
+    with memory_store(ManualClock()) as store:
+        store.create_topic("t", queues=1, brokers=("a", "b"))
+        for _ in range(4):
+            Producer(store).send(Message("t", b"x"))
+        with LitePullConsumer(store, "g", consume_from="earliest").subscribe("t") as consumer:
+            assert len(consumer.poll(0)) == 4
+        registry = CollectorRegistry()
+        metrics.register(store, registry)
+        seen = [
+            (sample.name, tuple(sorted(sample.labels.items())))
+            for family in registry.collect()
+            for sample in family.samples
+        ]
+        assert len(set(seen)) == len(seen)
+        for broker in "ab":
+            assert value(registry, "consumer_lag_messages", consumer_group="g", node_id=broker) == 0
+
+
 def test_dead_letters_and_open_transactions(store: Store, registry: CollectorRegistry) -> None:
     consumer = Steps(store, lambda _: ConsumeResult.FAILURE, "g", max_reconsume_times=0)
     producer = Producer(store)

@@ -167,7 +167,7 @@ def test_a_coroutine_that_does_not_end_is_cancelled_when_the_wait_for_it_is_over
 def test_a_directory_for_offsets_that_cannot_be_written_is_an_error_that_names_it(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     consumer = PushConsumer(store, "g", broadcasting=True, offsets_home=tmp_path / "file").subscribe("t")
-    with pytest.raises(UnavailableError, match="offsets cannot be (read|written)"):
+    with pytest.raises(UnavailableError, match=r"offsets cannot be (read|written)"):
         consumer.start(lambda _: None)
 
 
