@@ -99,6 +99,8 @@ class Producer:
         self._delays = delays or delay.DelaySettings(delay_max_ms=store.settings.timer_max_delay_ms or None)
         self._immunity_ms = times.duration_ms(check_immunity, "check_immunity")
         self._timeout_ns = times.duration_ms(timeout, "timeout") * 1_000_000
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise InvalidRequestError("retries is a number from 0 on", retries=retries)
         self._retries = retries
         self._latency = routing.BrokerLatency() if avoid_slow else None
         self._hooks = tuple(hooks)

@@ -344,6 +344,20 @@ def test_a_poll_of_no_message_is_refused(store: Store, wrong: Any) -> None:
         assert bodies(consumer) == ["a", "b"]
 
 
+def test_what_is_no_queue_is_refused(store: Store) -> None:
+    with LitePullConsumer(store, "g").subscribe("t") as consumer:
+        consumer.poll(0)
+        for wrong in ("t", ("t", "broker-0"), ("t", "broker-0", "0"), ("t", "broker-0", True), None):
+            with pytest.raises(InvalidRequestError, match="a queue is given as"):
+                consumer.seek(wrong, 0)  # type: ignore[arg-type]
+        for pausing in (consumer.pause, LitePullConsumer(store, "g").assign):
+            for several in ("t", Q[0], None):
+                with pytest.raises(InvalidRequestError, match="give a list of queues"):
+                    pausing(several)  # type: ignore[arg-type, operator]
+    with pytest.raises(InvalidRequestError, match="settings takes"):
+        LitePullConsumer(store, "g", settings=None)  # type: ignore[arg-type]
+
+
 def test_queues_that_are_assigned_no_more_are_committed(store: Store) -> None:
     send(store, "a", queue=0)
     consumer = LitePullConsumer(store, "g", consume_from="earliest").assign([Q[0]])

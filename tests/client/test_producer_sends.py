@@ -219,6 +219,17 @@ class TestRetries:
         assert "a" in [producer.send(Message("t", b"x")).broker for _ in range(4)]
 
 
+@pytest.mark.parametrize("wrong", [-1, "2", True, 1.5])
+def test_a_number_of_retries_is_checked(store: Store, wrong: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="retries"):
+        Producer(store, retries=wrong)
+
+
+def test_send_table_takes_a_table(store: Store) -> None:
+    with pytest.raises(InvalidRequestError, match="send_table takes a pyarrow Table"):
+        Producer(store).send_table("t", [{"body": b"x"}])  # type: ignore[arg-type]
+
+
 class TestSlowBrokers:
     """The table of RocketMQ's latency fault tolerance over three brokers."""
 

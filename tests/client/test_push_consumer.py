@@ -564,6 +564,36 @@ class TestErrors:
         with pytest.raises(InvalidRequestError, match="either tags or sql"):
             consumer.subscribe("t", tags="a", sql="b = 1")
 
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"max_reconsume_times": "3"},
+            {"max_reconsume_times": 2.5},
+            {"max_reconsume_times": -2},
+            {"settings": None},
+            {"strategy": 3},
+            {"instance": "../x", "broadcasting": True},
+        ],
+    )
+    def test_a_wrong_argument_is_refused_before_a_thread_stumbles_over_it(
+        self, store: Store, wrong: dict[str, Any]
+    ) -> None:
+        with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
+            PushConsumer(store, "g", **wrong)
+
+    @pytest.mark.parametrize("wrong", [None, "print", 5])
+    def test_what_cannot_be_called_is_no_listener(self, store: Store, wrong: Any) -> None:
+        send(store, "a")
+        consumer = PushConsumer(store, "g").subscribe("t")
+        with pytest.raises(InvalidRequestError, match="start takes a function"):
+            consumer.start(wrong)
+        assert committed(store) == {}
+
+    @pytest.mark.parametrize("wrong", [{"tags": 5}, {"sql": 5}, {"topic": None}])
+    def test_a_subscription_is_a_text(self, store: Store, wrong: dict[str, Any]) -> None:
+        with pytest.raises(InvalidRequestError, match="must be a text"):
+            PushConsumer(store, "g").subscribe(**{"topic": "t", **wrong})
+
     def test_an_upkeep_step_that_fails_does_not_hold_up_the_others(
         self, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,11 @@ from rmq_spark import (
     ConsumerSettings,
     InvalidRequestError,
     Message,
+    MessageQueue,
     Producer,
     PushConsumer,
     ReceivedMessage,
+    RmqError,
     Store,
     UnavailableError,
 )
@@ -169,6 +173,29 @@ def test_a_directory_for_offsets_that_cannot_be_written_is_an_error_that_names_i
     consumer = PushConsumer(store, "g", broadcasting=True, offsets_home=tmp_path / "file").subscribe("t")
     with pytest.raises(UnavailableError, match=r"offsets cannot be (read|written)"):
         consumer.start(lambda _: None)
+
+
+def test_durations_may_be_timedeltas(store: Store) -> None:
+    consumer = PushConsumer(store, "g").subscribe("t").start(lambda _: None)
+    assert consumer.join(timedelta(milliseconds=1)) is False
+    with pytest.raises(InvalidRequestError, match="timeout takes a timedelta"):
+        consumer.close("soon")  # type: ignore[arg-type]
+    consumer.close(timedelta(seconds=WAIT))
+    assert consumer.join(WAIT)
+
+
+def test_a_strategy_that_fails_ends_the_consumer_which_says_why(store: Store) -> None:
+    calls = itertools.count()
+
+    def share(me: str, queues: object, members: object) -> list[MessageQueue]:
+        if next(calls) < 2:  # the topic's queues and those of the retry topic, once
+            return []
+        raise LookupError("no such room")
+
+    consumer = PushConsumer(store, "g", strategy=share, settings=ConsumerSettings(rebalance_ms=1))
+    consumer.subscribe("t").start(lambda _: None)
+    with pytest.raises(RmqError, match=r"the consumer failed.*no such room"):
+        consumer.join(WAIT)
 
 
 def test_a_second_start_is_refused(store: Store) -> None:
