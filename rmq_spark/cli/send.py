@@ -38,6 +38,31 @@ SHOWN_MAX: Final = 100
 """Up to so many messages are listed one by one; beyond it there is a summary."""
 
 
+CountOption = Annotated[
+    int | None, typer.Option("--count", min=1, max=COUNT_MAX, help="Send so many made-up messages.")
+]
+SizeOption = Annotated[int | None, typer.Option("--size", min=1, max=4 << 20, help="Body bytes with --count; 100.")]
+KeysOption = Annotated[
+    list[str] | None, typer.Option("--keys", help="A key, may be repeated; with --count a prefix to numbers.")
+]
+PropertyOption = Annotated[
+    list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
+]
+ShardingOption = Annotated[str | None, typer.Option("--sharding-key", help="Messages with the same one share a queue.")]
+PriorityOption = Annotated[
+    int | None, typer.Option("--priority", min=0, help="Consumers get higher ones first; for PRIORITY topics.")
+]
+DelayOption = Annotated[
+    str | None, typer.Option("--delay", metavar="TIME", help="Deliver it so much later: 90 (seconds), 500ms, 5m.")
+]
+DeliverAtOption = Annotated[
+    str | None, typer.Option("--deliver-at", metavar="TIME", help="Deliver it at this time: ISO 8601 or ms.")
+]
+DelayLevelOption = Annotated[
+    int | None, typer.Option("--delay-level", min=1, max=18, help="Deliver it after RocketMQ's level: 3 is 10 s.")
+]
+
+
 @dataclass(slots=True)
 class Tally:
     """What was sent so far: every message counted here was acknowledged."""
@@ -73,35 +98,17 @@ def send(
     *,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to; created with 4 queues if new.")],
     body: Annotated[str | None, typer.Option("--body", help="Send one message with this body.")] = None,
-    count: Annotated[
-        int | None, typer.Option("--count", min=1, max=COUNT_MAX, help="Send so many made-up messages.")
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option("--size", min=1, max=4 << 20, help="Body bytes with --count; 100.")
-    ] = None,
+    count: CountOption = None,
+    size: SizeOption = None,
     tags: Annotated[str | None, typer.Option("--tags", help="The messages' tag.")] = None,
-    keys: Annotated[
-        list[str] | None, typer.Option("--keys", help="A key, may be repeated; with --count a prefix to numbers.")
-    ] = None,
-    properties: Annotated[
-        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
-    ] = None,
-    sharding_key: Annotated[
-        str | None, typer.Option("--sharding-key", help="Messages with the same one share a queue.")
-    ] = None,
+    keys: KeysOption = None,
+    properties: PropertyOption = None,
+    sharding_key: ShardingOption = None,
     queue: Annotated[int | None, typer.Option("--queue", min=0, help="Send to exactly this queue.")] = None,
-    priority: Annotated[
-        int | None, typer.Option("--priority", min=0, help="Consumers get higher ones first; for PRIORITY topics.")
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option("--delay", metavar="TIME", help="Deliver it so much later: 90 (seconds), 500ms, 5m.")
-    ] = None,
-    deliver_at: Annotated[
-        str | None, typer.Option("--deliver-at", metavar="TIME", help="Deliver it at this time: ISO 8601 or ms.")
-    ] = None,
-    delay_level: Annotated[
-        int | None, typer.Option("--delay-level", min=1, max=18, help="Deliver it after RocketMQ's level: 3 is 10 s.")
-    ] = None,
+    priority: PriorityOption = None,
+    delay: DelayOption = None,
+    deliver_at: DeliverAtOption = None,
+    delay_level: DelayLevelOption = None,
     line_format: Annotated[
         LineFormat, typer.Option("--format", help="How lines of standard input are read.")
     ] = LineFormat.AUTO,
