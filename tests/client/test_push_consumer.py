@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,39 @@ class TestRetry:
         consumer.run()
         assert got == [0, 1]
         assert committed(store)[0] == 0 or committed(store)[0] == 1
+
+    def test_a_listener_that_fails_while_its_message_is_sent_back_does_not_send_it_back_again(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sending, go_on = threading.Event(), threading.Event()
+        threads: list[threading.Thread] = []
+
+        def listen(_: object) -> ConsumeResult:
+            advance(store, 901)
+            threads.append(threading.Thread(target=steps.engine.tick))
+            threads[0].start()
+            assert sending.wait(60)
+            return ConsumeResult.FAILURE
+
+        steps = Steps(store, listen, settings=ConsumerSettings(lease_ms=4_000_000, expiry_ms=4_000_000))
+        groups = steps.engine._groups
+        append = groups.append
+
+        def slow(*given: Any) -> bool:
+            if threading.current_thread() in threads:
+                sending.set()
+                assert go_on.wait(60)
+            return append(*given)
+
+        monkeypatch.setattr(groups, "append", slow)
+        send(store, "a")
+        steps.engine.fetch("broker-0")
+        steps.engine.work()
+        go_on.set()
+        threads[0].join()
+        assert store.read("SCHEDULE_TOPIC_XXXX").num_rows == 1
+        steps.leave()
+        assert sum(committed(store).values()) == 1
 
     def test_a_listener_that_takes_too_long_loses_its_message(self, store: Store) -> None:
         inner: list[Steps] = []
