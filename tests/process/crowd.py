@@ -99,16 +99,20 @@ class Crowd:
         return [each for each in self.members if each.role == role and each.group == group]
 
     def kill(self, member: Member) -> None:
-        self.disturbed.append((member.number, _now()))
-        member.process.kill()
+        self._signal(member, signal.SIGKILL)
         self._bury(member)
 
     def stop_for_a_while(self, member: Member) -> None:
-        self.disturbed.append((member.number, _now()))
-        os.kill(member.process.pid, signal.SIGSTOP)
+        self._signal(member, signal.SIGSTOP)
         time.sleep(STOPPED_SECONDS)
         self.woken.append((member.number, _now()))
         os.kill(member.process.pid, signal.SIGCONT)
+
+    def _signal(self, member: Member, number: int) -> None:
+        # Noted before and after: on a busy machine the process may enter a listener between the note and the signal.
+        self.disturbed.append((member.number, _now()))
+        os.kill(member.process.pid, number)
+        self.disturbed.append((member.number, _now()))
 
     def leave(self, *members: Member) -> None:
         """Let processes end by themselves, which must succeed."""
