@@ -31,12 +31,12 @@ class Asker:
     def ask(self, state: LogState, todo: Sequence[Request]) -> None:
         """Ask each request on the state as those before it will have left it."""
         for request in todo:
-            request.admitted, request.attempt, request.error = None, None, None
+            request.admitted, request.attempt, request.refusal = None, None, None
             request.repeated, request.rows = False, 0
             try:
                 self._ask_one(state, request)
             except Exception as error:  # noqa: BLE001 - a rule's own fault is its own caller's
-                request.admitted, request.error = None, error
+                request.admitted, request.refusal = None, error
 
     def _ask_one(self, state: LogState, request: Request) -> None:
         offer = request.offer

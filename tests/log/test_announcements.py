@@ -1,12 +1,18 @@
-"""Announcements of writers that died do not stay."""
+"""Announcements: those of writers that died do not stay, and none of them disturbs who finds it."""
 
 from __future__ import annotations
 
-from faulty import BROKER, ROOT, ids, message, open_log
+from typing import Any
+
+import pytest
+from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 
 from rmq_spark.clock import ManualClock
+from rmq_spark.errors import InvalidRequestError
+from rmq_spark.log import file_layout
 from rmq_spark.log.announce import SWEPT_MS, announce
-from rmq_spark.log.request import Offer
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Offer, Request
 from rmq_spark.log.roll import roll
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
@@ -28,3 +34,53 @@ def test_whoever_rolls_deletes_announcements_that_nobody_may_land_any_more() -> 
         assert len(list(storage.list(paths.announced(ROOT)))) == 2, "the young one, and what is not the log's"
         assert ids(log) == ["a"]
     assert verify(storage, ROOT, BROKER).ok
+
+
+def test_an_announcement_of_another_version_is_left_to_its_owner(monkeypatch: Any) -> None:
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    with monkeypatch.context() as other:
+        other.setattr(file_layout, "VERSION", 3)
+        other.setitem(file_layout.SCHEMAS, 3, file_layout.SCHEMAS[2])
+        assert announce(storage, ROOT, message("theirs"), Offer(clock.token(), clock.now_ms()))
+    with open_log(storage, clock=clock) as log:
+        log.append(message("a"))
+        assert ids(log) == ["a"]
+
+
+def test_an_offer_whose_outcome_is_not_known_is_not_forgotten_when_a_signal_handler_raises(monkeypatch: Any) -> None:
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    log, other = open_log(storage, clock=clock), open_log(storage, clock=clock)
+    batch, offer = message("mine"), Offer(clock.token(), clock.now_ms())
+    log._appender._offers._open.append(offer)
+    log._note(Request(batch, offer=offer))  # as after an append that was given up
+    assert announce(storage, ROOT, batch, offer)
+    other.append(message("theirs"))
+    with monkeypatch.context() as patched:
+
+        def handler() -> None:
+            raise TimeoutError("raised by a handler")
+
+        patched.setattr(log._view, "refresh", handler)
+        with pytest.raises(TimeoutError):
+            log.append(batch)
+    assert log.append(batch).repeated
+    assert sorted(ids(log)) == ["mine", "theirs"]
+
+
+def test_a_group_with_a_state_message_that_is_refused_lands_the_others_after_a_lost_race() -> None:
+    weak = Wrapped(MemoryStorage())
+    log, rival = open_log(weak), open_log(weak)
+
+    def win(path: str) -> None:
+        weak.before_create = None
+        rival.append(message("rival"))
+
+    weak.before_create = win
+    refused = Request(message("bad", topic="rmq_sys_collect"))
+    good = Request(MessageBatch.merge([message("z", topic="z"), message("a", topic="a")]))
+    log._commit_group([refused, good])
+    assert isinstance(refused.error, InvalidRequestError)
+    assert good.settled
+    assert sorted(ids(log)) == ["a", "rival", "z"]
