@@ -108,11 +108,18 @@ class Follower:
         return False
 
     def _run(self) -> None:
-        pause = POLL_SECONDS_MIN
         try:
             self._watch = self._storage.watch(self._directory)
         except RmqError as error:
             _log.info("the follower polls: %s", error)
+        try:
+            self._follow()
+        finally:
+            if self._watch is not None:
+                self._watch.close()  # again, most likely; but a close may have come before the watch
+
+    def _follow(self) -> None:
+        pause = POLL_SECONDS_MIN
         while True:
             with self._changed:
                 if not self._waiting and not self._closed:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+from faulty import Wrapped, open_log
+
 from rmq_spark.client.store import Store
+from rmq_spark.errors import ClosedError
+from rmq_spark.storage.memory import MemoryStorage
 
 
 def test_wake_ends_a_wait_for_commits():
@@ -18,3 +23,38 @@ def test_wake_ends_a_wait_for_commits():
             log.wake()
             waiting.join(0.01)
         assert answers == [False]
+
+
+def test_a_close_while_the_watch_begins_leaves_no_watch_behind():
+    class LateWatch:
+        closed = False
+
+        def wait(self, timeout_seconds: float) -> bool:
+            raise AssertionError("nobody waits with a follower that was closed")
+
+        def close(self) -> None:
+            self.closed = True
+
+    storage, watch, begun, closed = Wrapped(MemoryStorage()), LateWatch(), threading.Event(), threading.Event()
+
+    def begin(directory: str) -> LateWatch:
+        begun.set()
+        assert closed.wait(60)
+        return watch
+
+    storage.watch = begin
+
+    def wait() -> None:
+        with pytest.raises(ClosedError):
+            log.wait(10**9, 3600)
+
+    with open_log(storage) as log:
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        assert begun.wait(60)
+        closing = threading.Thread(target=log.close)
+        closing.start()
+        waiting.join()  # it was told
+        closed.set()
+        closing.join()
+    assert watch.closed

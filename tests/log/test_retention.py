@@ -15,7 +15,7 @@ from rmq_spark.client.store import Store
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import DataExpiredError, NotFoundError, PreconditionFailedError
 from rmq_spark.log import file_reader, scan
-from rmq_spark.log.collect import collect
+from rmq_spark.log.collect import collect, discard
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.core_folds import RowFiles
 from rmq_spark.log.expire import expire
@@ -25,6 +25,7 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.log.scan import Query
+from rmq_spark.log.view import LogView
 from rmq_spark.storage.base import Storage
 from rmq_spark.storage.memory import MemoryStorage
 from rmq_spark.testing.history import check_log, read_messages
@@ -478,6 +479,38 @@ class TestCollect:
 
             storage.before_create = be_faster
             assert collect(log, orphan_age_ms=-1) == 0
+            assert names(storage, "data") == ["slow.arrow"]
+            assert ids(log) == ["a"]
+
+    def test_a_claim_that_another_thread_only_tries_deletes_nothing(self) -> None:
+        storage = Wrapped(MemoryStorage())
+        with open_log(storage, append_timeout_ms=60_000) as log, open_log(storage.inner) as job:
+            file = self.file(job, "slow", "a")
+            asked, tried = threading.Event(), threading.Event()
+            real, calls = log.refresh, []
+
+            def refresh() -> LogView:
+                view = real()
+                calls.append(1)
+                if len(calls) == 2:  # the collector looks which files are claimed
+                    asked.set()
+                    tried.wait(1)
+                return view
+
+            def be_faster(path: str) -> None:
+                if "commitlog" in path:
+                    storage.before_create = None
+                    job.append_files([file])
+                    tried.set()
+                    collector.join(1)  # it may have to wait for the one that runs this
+
+            log.refresh = refresh  # type: ignore[method-assign]
+            collector = threading.Thread(target=lambda: collect(log))
+            collector.start()
+            assert asked.wait(60)
+            storage.before_create = be_faster
+            assert not discard(log, [file.name]), "the log refers to it"
+            collector.join()
             assert names(storage, "data") == ["slow.arrow"]
             assert ids(log) == ["a"]
 
