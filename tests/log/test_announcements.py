@@ -8,8 +8,8 @@ import pytest
 from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 
 from rmq_spark.clock import ManualClock
-from rmq_spark.errors import InvalidRequestError
-from rmq_spark.log import file_layout
+from rmq_spark.errors import InvalidRequestError, OutcomeUnknownError
+from rmq_spark.log import file_layout, state
 from rmq_spark.log.announce import SWEPT_MS, announce
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.request import Offer, Request
@@ -84,3 +84,32 @@ def test_a_group_with_a_state_message_that_is_refused_lands_the_others_after_a_l
     assert isinstance(refused.error, InvalidRequestError)
     assert good.settled
     assert sorted(ids(log)) == ["a", "rival", "z"]
+
+
+def test_a_writer_that_slept_until_its_landing_was_forgotten_does_not_land_again(monkeypatch: Any) -> None:
+    monkeypatch.setattr(state, "HELPED_CHECKED", 0)
+    clock = ManualClock()
+    weak = Wrapped(MemoryStorage(clock=clock))
+    log, rival = open_log(weak, clock=clock, append_timeout_ms=60_000), open_log(weak.inner, clock=clock)
+    batch = message("mine")
+
+    def win(path: str) -> None:
+        weak.before_create = None
+        rival.append(message("first"))
+
+    def land_and_forget(path: str) -> None:
+        if "/announced/" in path:
+            weak.after_create = None
+            rival.append(message("second"))
+            for name in ("third", "fourth"):
+                clock.advance(state.HELPED_REMEMBERED_MS / 1000 + 1)
+                other = Offer(clock.token(), clock.now_ms())
+                assert announce(weak.inner, ROOT, message(f"other {name}"), other)
+                rival.append(message(name))
+            roll(rival, min_commits=1)
+
+    weak.before_create, weak.after_create = win, land_and_forget
+    for _ in range(3):
+        with pytest.raises(OutcomeUnknownError):
+            log.append(batch)
+    assert ids(log).count("mine") == 1
