@@ -409,6 +409,7 @@ def send(who):
     counts[who] = number
 
 def storm():
+    ready.wait()
     main = threading.main_thread().ident
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -417,7 +418,7 @@ def storm():
         hits.append(1)
     over.set()
 
-hits = []
+hits, ready = [], threading.Event()
 others = [threading.Thread(target=send, args=(f"t{n}",)) for n in range(3)]
 for thread in others:
     thread.start()
@@ -427,6 +428,7 @@ number = interrupts = 0
 batch = None
 while True:
     try:
+        ready.set()  # whoever is interrupted from here on catches it
         if over.is_set():
             break
         if batch is None:
