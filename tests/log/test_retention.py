@@ -25,6 +25,7 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.log.scan import Query
+from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
 from rmq_spark.storage.base import Storage
 from rmq_spark.storage.memory import MemoryStorage
@@ -226,6 +227,22 @@ class TestExpire:
             assert ids(fresh) == ["b0", "b1", "c0", "c1", "d"]
             assert fresh.view.state.queues.bounds("t", 0) == (1, 4)
         check_log(log.storage, ROOT, BROKER, acked=[])
+
+    def test_no_other_thread_changes_the_state_while_its_folds_are_counted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with self.aged(ManualClock()) as log:
+            real, entered = LogState.folds_in_use, list[bool]()
+
+            def folds_in_use(state: LogState) -> dict[str, tuple[str, ...]]:
+                other = threading.Thread(target=lambda: entered.append(log._lock.acquire(blocking=False)))
+                other.start()
+                other.join()
+                return real(state)
+
+            monkeypatch.setattr(LogState, "folds_in_use", folds_in_use)
+            assert expire(log).segments
+            assert entered and not any(entered)
 
     def test_one_that_comes_second_looks_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = ManualClock()
