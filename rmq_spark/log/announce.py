@@ -109,9 +109,6 @@ def _rows(batch: pa.RecordBatch) -> list[Row]:
 
 
 def is_offerable(todo: Sequence[Request]) -> bool:
-    """Whether others may land these requests: plain messages, few, no state among them, and not offered before."""
-    for each in todo:
-        if each.batch is None or each.app is not None or each.offer is not None:
-            return False
-    small = sum([request.weight[1] for request in todo]) <= BYTES_MAX // 2
-    return small and not any(names.STATE_TOPICS.intersection(each.batch.topics()) for each in todo if each.batch)
+    """Whether others may land these requests: plain messages, few, and not offered before."""
+    plain = [each for each in todo if each.batch is not None and each.app is None and each.offer is None]
+    return len(plain) == len(todo) and sum([request.weight[1] for request in todo]) <= BYTES_MAX // 2

@@ -129,6 +129,7 @@ class Appender:
                         return
                     losses += 1
                     self._pace.note_rival()
+                losses = max(losses, 1)  # also if every slot was taken before it could be tried: the deadline counts
 
     def _slot_is_taken(self) -> bool:
         """Whether somebody appended while we waited: then the view is fresh again, and nothing was written in vain."""

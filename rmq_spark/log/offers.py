@@ -16,6 +16,7 @@ from rmq_spark.log.pace import Pace
 from rmq_spark.log.request import Attempt, KnownOffsets, Landed, Offer, Offsets, Outcome, Request
 from rmq_spark.log.state import HELPED_REMEMBERED_MS, HelpedRows, LogState
 from rmq_spark.log.view import Landing, LogView
+from rmq_spark.model import names
 
 
 class Offers:
@@ -38,13 +39,16 @@ class Offers:
                 batches.append(request.batch)
                 request.offered_row = at
                 at += request.weight[0]
+        batch = MessageBatch.merge(batches)
+        if names.STATE_TOPICS.intersection(batch.topics()):
+            return  # nobody would land it, and some of it may be refused
         now_ms = self._pace.stamp(self._view.state.store_ms)
         offer = Offer(self._clock.token(), now_ms)
         for request in todo:
             request.offer = offer  # before the file exists: whoever is interrupted must know that it may
         self._open.append(offer)
         self.current = offer
-        if not announce(self._view.storage, self._view.root, MessageBatch.merge(batches), offer):
+        if not announce(self._view.storage, self._view.root, batch, offer):
             self.current = None  # nobody can land it: it would be found in the directory only
 
     def withdraw(self) -> None:
