@@ -8,7 +8,9 @@ import pytest
 from faulty import Wrapped, open_log
 
 from rmq_spark.client.store import Store
+from rmq_spark.clock import SystemClock
 from rmq_spark.errors import ClosedError
+from rmq_spark.log.follower import Follower
 from rmq_spark.storage.memory import MemoryStorage
 
 
@@ -58,3 +60,13 @@ def test_a_close_while_the_watch_begins_leaves_no_watch_behind():
         closed.set()
         closing.join()
     assert watch.closed
+
+
+def test_a_bug_in_a_fold_is_told_to_those_who_wait_and_does_not_let_them_wait_for_nothing():
+    def look() -> int:
+        raise RuntimeError("a bug")
+
+    follower = Follower(MemoryStorage(), "commitlog", look, SystemClock())
+    with pytest.raises(RuntimeError, match="a bug"):
+        follower.wait(0, 60)
+    follower.close()
