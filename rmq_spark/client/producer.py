@@ -99,6 +99,8 @@ class Producer:
         self._delays = delays or delay.DelaySettings(delay_max_ms=store.settings.timer_max_delay_ms or None)
         self._immunity_ms = times.duration_ms(check_immunity, "check_immunity")
         self._timeout_ns = times.duration_ms(timeout, "timeout") * 1_000_000
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise InvalidRequestError("retries is a number from 0 on", retries=retries)
         self._retries = retries
         self._latency = routing.BrokerLatency() if avoid_slow else None
         self._hooks = tuple(hooks)
@@ -114,7 +116,7 @@ class Producer:
         """Sends whose outcome is not known, by the identity of their messages."""
         self._async: AsyncSender | None = None
         self._at_exit: Callable[[], None] | None = None
-        self._answers = None if checker is None else CheckAnswers(store, self.group, checker)
+        self._answers = None if checker is None else CheckAnswers(store, self.group, checker, self._observers)
         if self._answers is not None:
             self._answers.start()
         store.start_services()
@@ -149,7 +151,7 @@ class Producer:
         Leave it by `commit` or `rollback`. As a context manager it is rolled back by an exception; when it is left
         without either, it stays open, and the checker is asked about it later.
         """
-        return Transaction(self._store, self.group, self._ids.draw()[0], self._immunity_ms)
+        return Transaction(self._store, self.group, self._ids.draw()[0], self._immunity_ms, self._observers)
 
     def recall(self, sent: SendResult | str) -> None:
         """Keep a message with a delivery time from being delivered. The same again changes nothing.
@@ -162,7 +164,8 @@ class Producer:
                 recall either; or the handle is none.
             PreconditionFailedError: the message is due, so it may have been delivered.
         """
-        recall(self._store, sent.recall_handle if isinstance(sent, SendResult) else sent)
+        handle = sent.recall_handle if isinstance(sent, SendResult) else sent
+        recall(self._store, handle, group=self.group, observers=self._observers())
 
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
         """Send messages of any topics as one atomic commit; all of them go to one broker.

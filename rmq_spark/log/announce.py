@@ -87,6 +87,11 @@ def helped_batches(storage: Storage, root: str, known: Collection[str], now_ms: 
         yield Helped(token, announced_ms, batch)
 
 
+def count_announced(storage: Storage, root: str, known: Collection[str]) -> int:
+    """How many announcements there are that have not landed."""
+    return sum(token not in known for _, token, _ in _announced(storage, root))
+
+
 def past_announcements(storage: Storage, root: str, now_ms: int) -> list[str]:
     """Paths of announcements that no commit may land any more: their writers have died."""
     return [path for path, _, announced_ms in _announced(storage, root) if now_ms - announced_ms > SWEPT_MS]
@@ -109,6 +114,12 @@ def _rows(batch: pa.RecordBatch) -> list[Row]:
 
 
 def is_offerable(todo: Sequence[Request]) -> bool:
-    """Whether others may land these requests: plain messages, few, and not offered before."""
-    plain = [each for each in todo if each.batch is not None and each.app is None and each.offer is None]
-    return len(plain) == len(todo) and sum([request.weight[1] for request in todo]) <= BYTES_MAX // 2
+    """Whether others may land these requests: plain messages, few, no state among them, and not offered before."""
+    if sum([each.weight[1] for each in todo]) > BYTES_MAX // 2:
+        return False
+    for each in todo:
+        if each.batch is None or each.app is not None or each.offer is not None:
+            return False
+        if names.STATE_TOPICS.intersection(each.batch.topics()):
+            return False
+    return True

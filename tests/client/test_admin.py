@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from group_store import again, memory_store
@@ -212,7 +213,10 @@ class TestBrokers:
             Producer(store).send(Message("t", b"x"))
         sent = store.log("a").look(lambda view: view.state.queues.bounds("t", 0)[1])
         admin.offsets.commit("g", {("t", "a", 0): 0})
-        state = admin.brokers.drain("a", timeout=0)
+        with pytest.raises(InvalidRequestError, match="timeout takes a timedelta"):
+            admin.brokers.drain("a", timeout="soon")  # type: ignore[arg-type]
+        assert not admin.brokers.drained("a").read_only
+        state = admin.brokers.drain("a", timeout=timedelta(0))
         assert (state.read_only, state.routed, state.is_drained, state.left) == (True, True, False, {"g": sent})
         admin.offsets.commit("g", {("t", "a", 0): sent})
         assert not admin.brokers.drained("a").is_drained  # producers remember routes
