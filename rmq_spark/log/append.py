@@ -130,8 +130,7 @@ class Appender:
                         return
                     losses += 1
                     self._pace.note_rival()
-                    for request in todo:
-                        request.error = None  # a refusal that stood on a state which is not the log's; asked again
+                losses = max(losses, 1)  # also if every slot was taken before it could be tried: the deadline counts
 
     def _leave_to_others(self, todo: Sequence[Request], offers: bool) -> bool:
         """The turn is another's: offer it the rows, or look for them in its commits. False: nobody helps."""
@@ -302,9 +301,9 @@ class Appender:
             state.undo_trial()
 
     def _fail(self, todo: Sequence[Request], attempt: Attempt | None, error: RmqError) -> NoReturn:
-        """The attempt failed. Answers and refusals are taken back: only its landing would have made them true."""
+        """The attempt failed. Answers and refusals are not told: only its landing would have made them true."""
         for request in todo:
-            if request.admitted is None and not request.files and not isinstance(request.error, OutcomeUnknownError):
+            if request.admitted is None and not request.files:
                 request.error = UnavailableError("nothing was written: the commit before it failed", cause=str(error))
         if attempt is not None:
             if attempt.outcome is Outcome.PLANNED:
@@ -316,10 +315,12 @@ class Appender:
 
     def _finish(self, todo: Sequence[Request]) -> None:
         for request in todo:
-            if request.error is None:
-                if request.attempt is not None:
-                    request.landed = request.attempt.landed
-                request.settled = True
+            if request.refusal is not None:
+                request.error = request.refusal
+                continue
+            if request.attempt is not None:
+                request.landed = request.attempt.landed
+            request.settled = True
 
     # ------------------------------------------------------------ step 2: preparing
 
@@ -327,7 +328,7 @@ class Appender:
         """The rows of all who are admitted; None if there is nothing to append."""
         head = todo[0]
         if head.files:
-            return None if head.error is not None or head.repeated or self._prepared is None else self._prepared[1]
+            return None if head.refusal is not None or head.repeated or self._prepared is None else self._prepared[1]
         batches: list[MessageBatch] = []
         at = 0
         for request in todo:

@@ -88,8 +88,7 @@ def expire(
 def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None) -> tuple[SegmentRef, ...]:
     """Make a mark without the segments that are older than the limit, or in the way on a full disk; return them."""
     while True:
-        view = log.refresh()
-        mark = view.mark
+        mark = log.refresh().mark
         count = _expired(mark, limit_ms, excess)
         if count and hold is not None:
             allowed = hold(mark.segments[count - 1].end)
@@ -97,10 +96,10 @@ def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None
         if not count:
             return ()
         segments = mark.segments[:count]
-        _refuse_unknown_folds(view)
+        used = log.look(_folds_in_use)
         try:
             starts = _starts_behind(log, mark, segments)
-            snapshots = _covering_snapshots(log, mark, segments[-1].end)
+            snapshots = _covering_snapshots(log, mark, segments[-1].end, used)
         except NotFoundError:
             if log.refresh().mark.epoch == mark.epoch:
                 raise
@@ -121,19 +120,20 @@ def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None
         return segments
 
 
-def _refuse_unknown_folds(view: LogView) -> None:
+def _folds_in_use(view: LogView) -> set[str]:
     """Whoever deletes records must keep what they say: the state of every fold that has some."""
-    if unknown := sorted(view.state.folds_in_use().keys() - view.state.folds.keys()):
+    used = set(view.state.folds_in_use())
+    if unknown := sorted(used - view.state.folds.keys()):
         raise InvalidRequestError(
             "this process does not fold all state of the log, so it must not delete old messages; declare the folds, "
             "or use a version of rmq-spark that knows them",
             folds=unknown,
         )
+    return used
 
 
-def _covering_snapshots(log: CommitLog, mark: Mark, log_start: int) -> tuple[SnapshotRef, ...]:
+def _covering_snapshots(log: CommitLog, mark: Mark, log_start: int, used: set[str]) -> tuple[SnapshotRef, ...]:
     """Snapshots at or behind the new start that hold every fold in use; a new one is written if there is none."""
-    used = set(log.view.state.folds_in_use())
     kept = tuple(named for named in mark.snapshots if named.offset >= log_start)
     told = {fold for named in kept for fold in named.folds}
     if any(named.offset == mark.floor for named in kept) and used <= told:

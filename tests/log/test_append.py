@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -232,6 +233,25 @@ class TestKindsOfFailure:
             assert "s" not in ids(slow)
             slow.append(message("s"))
             assert ids(slow)[-1] == "s"
+
+    def test_a_race_is_lost_at_the_deadline_also_if_each_slot_was_taken_before_a_try(self) -> None:
+        """Whoever has the turn looks first; those whose turn it is not may be faster each time."""
+        storage = Wrapped(MemoryStorage())
+        storage.turn = lambda directory, timeout: nullcontext(True)  # type: ignore[method-assign]
+        with open_log(storage, append_timeout_ms=0) as slow, open_log(storage.inner, append_timeout_ms=5_000) as quick:
+            left = 100
+
+            def taken(path: str) -> bool:
+                nonlocal left
+                if "commitlog" in path and left:
+                    left -= 1
+                    quick.append(message(f"q{left}"))
+                return storage.inner.exists(path)
+
+            storage.exists = taken  # type: ignore[method-assign]
+            with pytest.raises(LostRaceError):
+                append_if(slow, message("s"), lambda state: None)
+            assert left
 
     def test_a_loser_is_landed_by_the_winner(self) -> None:
         storage = Wrapped(MemoryStorage())
