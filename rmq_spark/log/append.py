@@ -104,10 +104,10 @@ class Appender:
             # not land after another has taken over its name.
             offers = self._pace.rivals_help and (self._has_turns or losses > 0)
             offers = offers and self._epoch == 0 and is_offerable(todo)
-            waits = not (offers or self._may_be_helped())
+            waits = not (offers or self._may_be_helped(deadline))
             with self._view.storage.turn(self._place, TURN_SECONDS if waits else 0.0) as held:
                 self._has_turns = self._has_turns or held
-                if not held and self._leave_to_others(todo, offers):
+                if not held and self._leave_to_others(todo, offers, deadline):
                     continue
                 for _ in range(TRIES_A_TURN if held else 1):
                     if not self._view.trusted or self._offers.current is not None:
@@ -132,22 +132,22 @@ class Appender:
                     self._pace.note_rival()
                 losses = max(losses, 1)  # also if every slot was taken before it could be tried: the deadline counts
 
-    def _leave_to_others(self, todo: Sequence[Request], offers: bool) -> bool:
+    def _leave_to_others(self, todo: Sequence[Request], offers: bool, deadline: int) -> bool:
         """The turn is another's: offer it the rows, or look for them in its commits. False: nobody helps."""
         if offers:
             self._offers.make(todo)
             return self._has_turns
-        if not self._may_be_helped():
+        if not self._may_be_helped(deadline):
             return False
         self._refresh()
         return self._was_helped(todo) or self._pace.rivals_move(
             self._view.state.offset, self._offers.look_seconds, TURN_SECONDS
         )
 
-    def _may_be_helped(self) -> bool:
+    def _may_be_helped(self, deadline: int) -> bool:
         """Whether the one who has the turn may land what this one offers: then the log tells sooner than the turn."""
         offer = self._offers.current
-        helps = self._has_turns and self._pace.rivals_help
+        helps = self._has_turns and self._pace.rivals_help and self._clock.elapsed_ns() <= deadline
         return helps and offer is not None and offer.may_land(self._view.state.store_ms)
 
     def _slot_is_taken(self) -> bool:
