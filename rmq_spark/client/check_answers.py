@@ -62,17 +62,17 @@ def settle(log: CommitLog, tx_id: str, outcome: TransactionState, halves: list[S
     log.decide(rules.settle(tx_id, outcome, len(halves), rows))
 
 
-def settle_by_id(log: CommitLog, tx_id: str, outcome: TransactionState) -> list[StoredMessage]:
-    """Commit or roll back an open transaction that somebody else began; returns its half messages.
+def settle_by_id(log: CommitLog, tx_id: str, outcome: TransactionState, *, topic: str) -> list[StoredMessage]:
+    """Commit or roll back an open transaction of a topic that somebody else began; returns its half messages.
 
     Raises:
-        PreconditionFailedError: it is not open any more, or never was.
+        PreconditionFailedError: it is not open any more, never was, or has messages of another topic.
         RmqError: as `CommitLog.decide`.
     """
     known = log.look(lambda view: view.state.fold(Transactions).open.get(tx_id))
-    if known is None:
-        raise PreconditionFailedError("there is no open transaction with this id", transaction=tx_id)
-    halves = read_halves(log, known)
+    halves = [] if known is None else read_halves(log, known)
+    if not halves or any(half.properties[names.REAL_TOPIC] != topic for half in halves):
+        raise PreconditionFailedError("the topic has no open transaction with this id", transaction=tx_id)
     settle(log, tx_id, outcome, halves)
     return halves
 

@@ -115,14 +115,17 @@ class Receiving:
     async def receive_message(self, call: Call, request: Any, context: Any) -> AsyncIterator[Any]:
         """A status, the messages, and when they were handed over."""
         ask = await self._ask(call, request, context)
-        self._clients.heard(call.client_id)
+        if ask.auto_renew:
+            self._clients.join(call.client_id, call.user)  # who cannot be kept messages for claims none
+        else:
+            self._clients.heard(call.client_id, call.user)
         messages = await self._receive(ask)
         if not messages:
             yield wire.ReceiveMessageResponse(status=EMPTY)
             return
         if ask.auto_renew:
-            # Before the client has them: if it goes meanwhile they are given back.
-            self._clients.join(call.client_id)
+            # Before the client has them: if it goes meanwhile they are given back. It may have gone while it waited.
+            self._clients.join(call.client_id, call.user)
             self._renew.keep(call.client_id, ask.group, messages)
         size = sum(len(message.body) for message in messages)
         self._metrics.note_received(ask.topic.name, ask.group, len(messages), size)
