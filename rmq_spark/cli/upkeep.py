@@ -57,7 +57,7 @@ def expire_log(log: CommitLog, *, scheduled: bool, before_ms: int | None) -> Doc
     return {
         "log": log.broker,
         "segments": len(done.segments),
-        "messages": sum(segment.end - segment.first for segment in done.segments),
+        "messages": done.messages,
         "logStart": done.log_start,
         "forced": done.forced,
         "deletedFiles": done.deleted,

@@ -2,6 +2,8 @@
 
 Only whole segments go, always the oldest first, never the last one and never leaving a hole. The mark that moves the
 log's start comes first, the deletion after it, so a reader finds either the data or the error that it expired.
+Old commits are rolled into segments first. Where a full disk has no room for that, whole commits go instead, never the
+last one.
 Consumers hold nothing back: RocketMQ's retention looks at age and disk only, and so does this.
 """
 
@@ -13,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from rmq_spark.errors import ExistsError, InvalidRequestError, NotFoundError, StorageFullError
+from rmq_spark.errors import CorruptDataError, ExistsError, InvalidRequestError, NotFoundError, StorageFullError
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, write_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import collect_garbage, floor_snapshot, named_snapshots, roll
@@ -31,6 +33,8 @@ class ExpireResult:
 
     segments: tuple[SegmentRef, ...]
     """Segments that were dropped."""
+    messages: int
+    """Messages that were dropped, in segments, or in commits that there was no room to roll."""
     log_start: int
     """First offset that is left."""
     forced: bool
@@ -69,6 +73,7 @@ def expire(
     due = not scheduled or used > total * settings.disk_reclaim_ratio
     due = due or datetime.fromtimestamp(now / 1000, UTC).hour in hours
     by_age = limit if due else None
+    unrolled = 0
     dropped = _drop(log, by_age, excess, hold)
     excess -= sum(segment.bytes for segment in dropped)
     commits = log.refresh().state.commits
@@ -77,12 +82,14 @@ def expire(
             deleted += roll(log, min_commits=1).deleted  # only segments are dropped: old commits go into some first
             dropped += _drop(log, by_age, excess, hold)
         except StorageFullError as error:
-            if not deleted and not dropped:
+            unrolled = _drop_commits(log, by_age, excess, hold)
+            if not deleted and not dropped and not unrolled:
                 raise
-            _log.warning("old commits were not rolled, and so did not expire, for lack of room: %s", error)
+            _log.warning("there was no room to roll old commits; %d messages were dropped: %s", unrolled, error)
     mark = log.refresh().mark
     deleted += collect_garbage(log, mark)
-    return ExpireResult(segments=dropped, log_start=mark.log_start, forced=forced, deleted=deleted)
+    messages = unrolled + sum(segment.end - segment.first for segment in dropped)
+    return ExpireResult(segments=dropped, messages=messages, log_start=mark.log_start, forced=forced, deleted=deleted)
 
 
 def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None) -> tuple[SegmentRef, ...]:
@@ -118,6 +125,48 @@ def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None
         except ExistsError:
             continue  # somebody maintained the log meanwhile: look again
         return segments
+
+
+def _drop_commits(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None) -> int:
+    """Drop old commits without rolling them, and every segment before them; return how many messages those held.
+
+    It needs room for a snapshot and a mark only. The last commit always stays.
+    """
+    view = log.refresh()
+    mark, commits = view.mark, view.state.commits
+    end = mark.floor
+    for first, store_ms, size in zip(commits.firsts[1:], commits.times, commits.sizes, strict=False):
+        if (limit_ms is None or store_ms >= limit_ms) and excess <= 0:
+            break
+        end = first
+        excess -= size
+    if end > mark.floor and hold is not None:
+        allowed = hold(end)
+        end = max((first for first in commits.firsts if first <= allowed), default=mark.floor)
+    if end <= mark.floor:
+        return 0
+    log.look(_folds_in_use)
+    before = LogView(log.files, log.broker, log.view.declared)
+    try:
+        before.load_until(end)
+        starts = before.state.queues.dump()
+        new = replace(
+            mark,
+            epoch=mark.epoch + 1,
+            floor=end,
+            floor_digest=before.state.digest,
+            log_start=end,
+            segments=(),
+            starts=starts,
+            snapshots=(floor_snapshot(log, before),),
+            reason="expire",
+        )
+        write_mark(log.storage, log.root, new, mark, log.clock.token())
+    except (ExistsError, NotFoundError, CorruptDataError) as error:
+        if not isinstance(error, ExistsError) and log.refresh().mark.epoch == mark.epoch:
+            raise
+        return 0  # somebody else maintained the log meanwhile
+    return end - mark.log_start
 
 
 def _folds_in_use(view: LogView) -> set[str]:

@@ -68,13 +68,16 @@ class Pace:
     def stamp(self, last_ms: int) -> int:
         """StoreTimestamp = max(previous, now), unless the clock has run away.
 
-        A clock that was set back and is corrected later is no error: it is where its pace says.
+        A clock that was set back and is corrected later is no error. It is where its pace says; or where the log is, if
+        the handle was opened in between.
 
         Raises:
             ClockSkewError: it has jumped ahead.
         """
         now, elapsed = self._clock.now_ms(), self._clock.elapsed_ns()
         expected = self._start[0] + (elapsed - self._start[1]) // 1_000_000
+        if last_ms - expected > self._ahead_max_ms:  # not by this handle: others say that it is later
+            self._start, expected = (last_ms, elapsed), last_ms
         if now - expected > self._ahead_max_ms:
             raise ClockSkewError(
                 "the clock jumped ahead; correct it, or open a new handle if it is right now",

@@ -709,6 +709,23 @@ class TestClocks:
             times = self.times(one)
         assert times == sorted(times)
 
+    @pytest.mark.parametrize("opened", ["before", "while it was back"])
+    def test_a_clock_that_was_a_day_back_and_is_corrected_is_no_jump_ahead(self, opened: str) -> None:
+        storage, clock, day_ms = MemoryStorage(), ManualClock(1_000_000_000_000), 86_400_000
+        with open_log(storage, clock=clock) as before:
+            before.append(message("a"))
+            clock.wall_ms -= day_ms
+            with open_log(storage, clock=clock) as between:
+                log = before if opened == "before" else between
+                log.append(message("b"))
+                clock.wall_ms += day_ms
+                clock.advance(1)
+                log.append(message("c"))
+                clock.wall_ms += day_ms
+                with pytest.raises(ClockSkewError):
+                    log.append(message("d"))
+            assert self.times(before) == [1_000_000_000_000, 1_000_000_000_000, 1_000_000_001_000]
+
     def test_a_jump_ahead_is_refused(self) -> None:
         clock = ManualClock(1_000_000_000_000)
         with open_log(clock=clock, clock_ahead_max_ms=10_000) as log:

@@ -7,11 +7,16 @@ from datetime import UTC, datetime
 import pytest
 from service_world import ServiceWorld
 
+from rmq_spark.errors import StorageFullError
 from rmq_spark.log.roll import roll
+from rmq_spark.log.verify import verify
 from rmq_spark.model.message import Message
 from rmq_spark.model.settings import HOUR_MS
+from rmq_spark.rules.all_folds import ALL_FOLDS
+from rmq_spark.rules.transaction import Transactions
 from rmq_spark.services.retention import RetentionService
 from rmq_spark.services.timer import TimerService
+from rmq_spark.storage import paths
 
 
 @pytest.fixture
@@ -84,4 +89,28 @@ def test_a_delayed_message_outlives_the_segment_it_was_sent_in():
     world.clock.advance(10 * 24 * 3600)
     TimerService(world.store).run_once()
     assert b"later" in world.bodies("orders")
+    world.store.close()
+
+
+def test_what_is_pending_stays_although_there_is_no_room_to_roll(monkeypatch):
+    def no_room(*given, **options):
+        raise StorageFullError("the disk is full")
+
+    world = ServiceWorld.create(delete_grace_ms=0)
+    producer = world.producer(check_immunity=6)
+    producer.send(Message("orders", b"later", delay=10 * 24 * 3600))
+    producer.send(Message("orders", b"half"), transaction=producer.begin_transaction())
+    world.clock.advance(96 * 3600)
+    producer.send(Message("orders", b"now"))
+    at_hour(world, 4)
+    monkeypatch.setattr("rmq_spark.log.expire.roll", no_room)
+    RetentionService(world.store).run_once()
+    log = world.store.log("broker-0", Transactions)
+    assert log.look(lambda view: view.mark.log_start) == 3  # both messages, and the record of the transaction
+    assert not log.look(lambda view: dict(view.state.fold(Transactions).open)), "given up, as its half message is gone"
+    assert world.bodies("orders") == [b"now"]
+    world.clock.advance(10 * 24 * 3600)
+    TimerService(world.store).run_once()
+    assert world.bodies("orders") == [b"now", b"later"]
+    assert verify(world.store.storage, paths.broker_root("broker-0"), "broker-0", folds=ALL_FOLDS).ok
     world.store.close()
