@@ -162,7 +162,7 @@ class TestStart:
         sent = send(store, 4)
         assert sorted(ids(all_of(SimpleConsumer(store, "g").subscribe("orders")))) == sorted(sent)
 
-    def test_a_new_group_starts_at_the_end_of_an_old_queue_and_gets_what_comes_then(
+    def test_rule_2_a_new_group_starts_at_the_end_of_an_old_queue_and_not_one_message_before_as_rocketmq(
         self, store: Store, clock: ManualClock
     ) -> None:
         send(store, 4)
