@@ -361,6 +361,20 @@ class TestFifo:
         consumer.ack(second)
         assert ids(take(consumer)) == sent[4:]
 
+    def test_what_a_group_held_before_it_was_fifo_comes_back(self, store: Store, clock: ManualClock) -> None:
+        sent = send(store, 4, queue_id=0)
+        before = SimpleConsumer(store, "late").subscribe("orders")
+        assert len(take(before, 2)) == 2
+        append_records(store.nameserver, GroupConfigs, {"group": "late", "consumeMessageOrderly": True})
+        clock.advance(31)
+        ReviveService(store).run_once()
+        received: list[str] = []
+        after = SimpleConsumer(store, "late").subscribe("orders")
+        while batch := take(after):
+            received += ids(batch)
+            after.ack(batch)
+        assert sorted(received) == sorted(sent)
+
     def test_queues_do_not_block_each_other(self, store: Store, consumer: SimpleConsumer) -> None:
         send(store, 4)
         assert {message.queue_id for message in [*take(consumer, 1), *take(consumer, 1)]} == {0, 1}
