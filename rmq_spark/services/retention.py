@@ -48,6 +48,7 @@ def expire_safely(log: CommitLog, *, scheduled: bool = False, before_ms: int | N
     Raises:
         as `expire`.
     """
+    log.check_writable()
     if _use(log.storage) > log.settings.disk_full_ratio:
         # What is pending must be appended again before its segment can go: the limit would keep the disk full for ever.
         settings = replace(log.settings, disk_full_ratio=1.0)
