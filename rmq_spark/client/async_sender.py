@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final
@@ -12,7 +12,7 @@ from rmq_spark.client.send_result import SendResult
 from rmq_spark.errors import ClosedError, InvalidRequestError
 from rmq_spark.model.message import Message
 
-BATCH_MESSAGES: Final = 1_000
+BATCH_MESSAGES: Final = 10_000
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """What is sent together at most."""
 WAITING_MAX: Final = 50_000
@@ -30,9 +30,13 @@ class AsyncSender:
 
     def __init__(self, send: Callable[[Sequence[Message]], list[SendResult]]) -> None:
         self._send = send
-        self._items: queue.Queue[Item | None] = queue.Queue(WAITING_MAX)
-        self._lock = threading.Lock()
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._resting = False
+        """Whether the thread waits for messages."""
+        self._blocked = 0
+        """Callers who wait until there is room."""
         self._closed = False
 
     def put(self, message: Message) -> Future[SendResult]:
@@ -42,28 +46,34 @@ class AsyncSender:
             ClosedError: the producer was closed.
         """
         future: Future[SendResult] = Future()
-        with self._lock:
+        with self._changed:
+            while len(self._items) >= WAITING_MAX and not self._closed:
+                self._blocked += 1
+                try:
+                    self._changed.wait()
+                finally:
+                    self._blocked -= 1
             if self._closed:
                 raise ClosedError("the producer is closed; make a new one")
+            self._items.append((message, future))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="rmq-send", daemon=True)
                 self._thread.start()
-        self._items.put((message, future))
+            if self._resting:
+                self._changed.notify_all()
         return future
 
     def close(self) -> None:
         """Send everything that waits, then end."""
-        with self._lock:
+        with self._changed:
             self._closed = True
             thread = self._thread
+            self._changed.notify_all()
         if thread is not None:
-            self._items.put(None)
             thread.join()
 
     def _run(self) -> None:
-        ended = False
-        while not ended:
-            batch, ended = self._next_batch()
+        while batch := self._next_batch():
             by_topic: dict[str, list[Item]] = {}
             for message, future in batch:
                 if future.set_running_or_notify_cancel():
@@ -71,20 +81,21 @@ class AsyncSender:
             for items in by_topic.values():
                 self._send_items(items)
 
-    def _next_batch(self) -> tuple[list[Item], bool]:
-        item = self._items.get()
-        batch: list[Item] = []
-        size = 0
-        while item is not None:
-            batch.append(item)
-            size += len(item[0].body)
-            if len(batch) >= BATCH_MESSAGES or size >= BATCH_BYTES:
-                return batch, False
-            try:
-                item = self._items.get_nowait()
-            except queue.Empty:
-                return batch, False
-        return batch, True
+    def _next_batch(self) -> list[Item]:
+        """What is sent together next; nothing when the sender was closed and everything is sent."""
+        with self._changed:
+            self._resting = True
+            self._changed.wait_for(lambda: self._items or self._closed)
+            self._resting = False
+            batch: list[Item] = []
+            size = 0
+            while self._items and len(batch) < BATCH_MESSAGES and size < BATCH_BYTES:
+                item = self._items.popleft()
+                batch.append(item)
+                size += len(item[0].body)
+            if self._blocked:
+                self._changed.notify_all()
+        return batch
 
     def _send_items(self, items: list[Item]) -> None:
         try:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -71,20 +70,28 @@ class Offsets:
     """What each row of a commit was given, worked out when somebody asks: whoever sends batches seldom does."""
 
     def __init__(self, rows: PreparedRows, first: int, bases: I64) -> None:
+        self._rows = rows.rows
         self._runs = rows.runs
         self._order = rows.order
         self._first = first
         self._bases = bases
+        # Not `cached_property`: that of Python 3.11 locks all objects of the class while one is computed.
+        self._queue: I64 | None = None
+        self._commit: I64 | None = None
 
-    @cached_property
+    @property
     def queue(self) -> I64:
         """Queue offset of each row, in the order the rows were given."""
-        return self._in_caller_order(queue_offsets(self._runs, self._bases))
+        if self._queue is None:
+            self._queue = self._in_caller_order(queue_offsets(self._runs, self._bases))
+        return self._queue
 
-    @cached_property
+    @property
     def commit(self) -> I64:
         """Log offset of each row, in the order the rows were given."""
-        return self._in_caller_order(np.arange(self._first, self._first + int(self._runs.rows.sum()), dtype=np.int64))
+        if self._commit is None:
+            self._commit = self._in_caller_order(np.arange(self._first, self._first + self._rows, dtype=np.int64))
+        return self._commit
 
     def _in_caller_order(self, values: I64) -> I64:
         if self._order is None:

@@ -77,14 +77,8 @@ class Message:
         if self.delay is not None and self.deliver_at is not None:
             raise InvalidRequestError("give either delay or deliver_at, not both", topic=self.topic)
         self.deliver_ms(0)
-        try:
-            size = self.properties_size()
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                "a text holds half of a surrogate pair, which UTF-8 cannot store", topic=self.topic
-            ) from error
-        if size > limits.PROPERTIES_BYTES_MAX:
-            raise InvalidRequestError(f"message {limits.PROPERTIES_TOO_LARGE}", topic=self.topic, bytes=size)
+        if self.tags or self.keys or self.properties or self.sharding_key or self.priority is not None:
+            _check_size(self)
 
     def keys_text(self) -> str | None:
         """The keys as RocketMQ stores them: joined by one space; None when there are none."""
@@ -117,6 +111,17 @@ class Message:
     def properties_size(self) -> int:
         """Bytes of RocketMQ's property string for this message."""
         return limits.property_bytes(self.stored_properties().items(), self.tags, self.keys_text())
+
+
+def _check_size(message: Message) -> None:
+    try:
+        size = message.properties_size()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            "a text holds half of a surrogate pair, which UTF-8 cannot store", topic=message.topic
+        ) from error
+    if size > limits.PROPERTIES_BYTES_MAX:
+        raise InvalidRequestError(f"message {limits.PROPERTIES_TOO_LARGE}", topic=message.topic, bytes=size)
 
 
 _NoneType: Final = type(None)

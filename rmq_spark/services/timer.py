@@ -37,7 +37,7 @@ I64 = npt.NDArray[np.int64]
 
 LOOK_SECONDS: Final = 1.0
 """So often a deliverer looks in any case."""
-PACE_SECONDS: Final = 0.01
+PACE_SECONDS: Final = 0.05
 """A busy log wakes deliverers at most so often."""
 SEVERAL_LOGS_SECONDS: Final = 0.1
 """So often a deliverer of several logs looks at all of them."""
