@@ -64,6 +64,7 @@ def _backlogs(view: LogView, topic: str) -> dict[str, int]:
             behind[group] = sum(max(0, end - max(first, offsets.get(queue, 0))) for queue, first, end in held)
             for queue, _, _ in held:
                 # The offset of POP moves when messages are received; that of a FIFO group when they are acknowledged.
-                claims = in_flight.get((group, topic, queue), {})
-                behind[group] += sum(offset < offsets.get(queue, 0) for offset in claims)
+                claims = in_flight.get((group, topic, queue))
+                if claims is not None:
+                    behind[group] += sum(offset < offsets.get(queue, 0) for offset in claims)
     return behind
