@@ -167,14 +167,15 @@ class Brokers:
     def _delayed(self, name: str) -> int:
         log = self._store.log(name, TimerProgress)
         mark, levels = log.look(
-            lambda view: (view.state.fold(TimerProgress).progress, view.state.fold(TimerProgress).levels()[-1][1])
+            lambda view: (view.state.fold(TimerProgress).progress, view.state.fold(TimerProgress).levels())
         )
         waiting = frozenset({system_topics.SCHEDULE_TOPIC, system_topics.TIMER_TOPIC})
         count = 0
         for batch in log.scan(Query(topics=waiting)):
             for message in stored_messages(batch):
                 at = message.commit_offset
-                early = at < mark.position and (delay.due_ms(message, levels), at) < mark.key
+                mine = next(settings for offset, settings in reversed(levels) if offset <= at)
+                early = at < mark.position and (delay.due_ms(message, mine), at) < mark.key
                 count += not (at < mark.floor or early)
         return count
 

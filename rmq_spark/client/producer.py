@@ -20,6 +20,7 @@ import pyarrow as pa
 from rmq_spark.client import table_rows
 from rmq_spark.client.async_sender import AsyncSender
 from rmq_spark.client.check_answers import CheckAnswers, Checker
+from rmq_spark.client.delays import log_now, parked
 from rmq_spark.client.observer import Observer, send_with_hooks, tell_sent_rows, watched_sending
 from rmq_spark.client.prepared import Prepared, check_messages, message_row, send_results
 from rmq_spark.client.recall import recall
@@ -378,7 +379,7 @@ class Producer:
             queues.append(queue)
             row = message_row(message, queue, msg_id, now, host=self._host, compress_over=self._compress_over)
             if message.delay_level > 0 or message.delay is not None or message.deliver_at is not None:
-                row = delay.park(row, delay.of_message(message, now), now, self._delays)
+                row = parked(self._store, broker, message, row, self._delays)
             rows.append(row)
         # The messages were checked when they were made, and the engine adds nothing that could be refused.
         return Prepared(messages, broker, ids, queues, rows, MessageBatch(list(rows)))
@@ -386,10 +387,10 @@ class Producer:
     def _send_half(self, message: Message, transaction: Transaction) -> SendResult:
         if message.delay_level > 0:
             raise InvalidRequestError("a transaction's message has no delay level; give it delay or deliver_at")
-        now = self._store.clock.now_ms()
+        broker, queue = self._place(message, transaction.broker or "", None, in_transaction=True)
+        now = log_now(self._store, broker) if message.is_delayed else self._store.clock.now_ms()
         asked = delay.of_message(message, now)
         delay.check_delay(asked, now, self._delays)
-        broker, queue = self._place(message, transaction.broker or "", None, in_transaction=True)
         msg_id = message.msg_id or self._ids.draw()[0]
         row = message_row(message, queue, msg_id, now, host=self._host, compress_over=self._compress_over)
         landed = transaction.add(broker, row, asked.deliver_ms)

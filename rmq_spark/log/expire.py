@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rmq_spark.errors import CorruptDataError, ExistsError, InvalidRequestError, NotFoundError, StorageFullError
@@ -69,9 +68,8 @@ def expire(
     used, total = log.storage.disk_usage() or (0, 1)
     excess = used - total * settings.disk_force_ratio
     forced = excess > 0
-    hours = {int(hour) for hour in settings.delete_when.split(";")}
     due = not scheduled or used > total * settings.disk_reclaim_ratio
-    due = due or datetime.fromtimestamp(now / 1000, UTC).hour in hours
+    due = due or log.clock.local_hour() in settings.deletion_hours
     by_age = limit if due else None
     unrolled = 0
     dropped = _drop(log, by_age, excess, hold)

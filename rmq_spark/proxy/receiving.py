@@ -247,7 +247,7 @@ class Receiving:
     def _sources(self, ask: Ask) -> list[Source]:
         found = QueueSources()
         queues = queues_in_turn(ask.topic, ask.broker, next(self._turns)) if ask.queue is None else [ask.queue]
-        found.add(ask.group, ask.topic.name, queues, ask.wanted, orderly=ask.fifo is not None)
+        found.add(ask.group, ask.topic.name, queues, ask.wanted)
         return found.in_turn(self._store.clock)
 
     async def _try(self, ask: Ask, reader: PopBroker, sources: Sequence[Source]) -> Taken:
