@@ -23,7 +23,6 @@ import pyarrow as pa
 from rmq_spark.clock import Clock, SystemClock
 from rmq_spark.errors import (
     ClosedError,
-    CorruptDataError,
     InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
@@ -39,7 +38,7 @@ from rmq_spark.log.fold import Fold
 from rmq_spark.log.follower import Follower
 from rmq_spark.log.group_commit import GroupCommit
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.recover import strays
+from rmq_spark.log.recover import refuse_holes
 from rmq_spark.log.request import KnownOffsets, Offsets, Outcome, Request, Rule
 from rmq_spark.log.rows import RowFile
 from rmq_spark.log.snapshot import write_snapshot
@@ -52,7 +51,6 @@ from rmq_spark.storage.base import Storage
 I64 = npt.NDArray[np.int64]
 Answer = TypeVar("Answer")
 
-HOLE_LOOKS = 10
 UNCLEAR_REMEMBERED = 1024
 
 _log = logging.getLogger(__name__)
@@ -127,7 +125,7 @@ class CommitLog:
         self._view = LogView(self.files, broker, folds)
         self._view.load()
         if not read_only:
-            self._refuse_holes()
+            refuse_holes(self._view)
         self._appender = Appender(self._view, self.settings, self.clock, writer)
         self._group = GroupCommit(self._commit_group, self.settings, self.clock)
         self._unclear: OrderedDict[object, Request] = OrderedDict()
@@ -303,22 +301,6 @@ class CommitLog:
         if os.getpid() != self._pid:
             # Both sides of a fork would append under one name and number, and take each other's commits for their own.
             raise ClosedError("the log was opened before a fork; open a new handle in this process", root=self.root)
-
-    def _refuse_holes(self) -> None:
-        """A commit behind the log's end means that one before it is missing; appending would use its offsets again."""
-        for _ in range(HOLE_LOOKS):
-            end = self._view.state.offset
-            names = strays(self.storage, self.root, end)
-            if not names:
-                return
-            self._view.refresh()  # appended since, most likely
-            if self._view.state.offset == end and strays(self.storage, self.root, end):
-                raise CorruptDataError(
-                    "a commit is missing: there are files behind the log's end; run `rmq verify`, then restore the "
-                    "missing file or run `rmq recover`",
-                    file=paths.commit(self.root, end),
-                    behind=names[0],
-                )
 
     def check_writable(self) -> None:
         """Raise unless this handle may change the log.

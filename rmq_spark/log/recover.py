@@ -12,7 +12,10 @@ No writer may run meanwhile: freeing names is what the marks exist to make safe,
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import CorruptDataError
@@ -20,7 +23,12 @@ from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.files import LogFiles
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
-from rmq_spark.storage.base import Storage
+from rmq_spark.storage.base import ObjectInfo, Storage
+
+LOOKS: Final = 10
+"""So often a log that grows meanwhile is looked at again."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,43 @@ def strays(storage: Storage, root: str, end: int) -> list[str]:
         for info in storage.list(paths.commitlog(root))
         if (number := paths.file_number(info.name)) is not None and number >= end
     )
+
+
+def refuse_holes(view: LogView) -> None:
+    """Return if a log may be appended to; a snapshot that knows more than the log is only told.
+
+    Raises:
+        CorruptDataError: there are commits behind the log's end, so one before them is missing. Appending would use its
+            offsets again.
+    """
+    for _ in range(LOOKS):
+        end = view.state.offset
+        names = strays(view.storage, view.root, end)
+        known = max((paths.snapshot_offset(each.name) or 0 for each in _snapshots(view)), default=0)
+        if not names and known <= end:
+            return
+        view.refresh()  # appended since, most likely
+        if view.state.offset != end:
+            continue
+        if names := strays(view.storage, view.root, end):
+            raise CorruptDataError(
+                "a commit is missing: there are files behind the log's end; run `rmq verify`, then restore the "
+                "missing file or run `rmq recover`",
+                file=paths.commit(view.root, end),
+                behind=names[0],
+            )
+        _log.warning(
+            "a snapshot knows messages up to %d, but the log ends at %d: its last commits are gone, and new messages "
+            "get their offsets; run `rmq verify` before you send, and restore the missing files (log=%s)",
+            known,
+            end,
+            view.root,
+        )
+        return
+
+
+def _snapshots(view: LogView) -> Iterator[ObjectInfo]:
+    return view.storage.list(paths.snapshots(view.root))
 
 
 def recover(storage: Storage, root: str, broker: str, clock: Clock, *, force: bool = False) -> RecoverResult:

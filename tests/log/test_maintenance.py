@@ -470,6 +470,18 @@ class TestVerifySnapshots:
         assert damage(log.storage) == []
         assert "does not vouch" in warnings(log.storage)[snapshot.rpartition("/")[2]]
 
+    def test_who_opens_a_log_to_write_is_told_that_a_snapshot_knows_more(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        log = filled(count=3)
+        log.snapshot()
+        open_log(log.storage).close()
+        assert not caplog.records
+        log.storage.delete(paths.commit(ROOT, 2))
+        open_log(log.storage).close()
+        (told,) = caplog.messages
+        assert "up to 3" in told and "ends at 2" in told and "rmq verify" in told
+
     def test_an_only_commit_that_is_missing_is_damage_too(self) -> None:
         log = filled(count=1)
         log.snapshot()
