@@ -1,6 +1,8 @@
 # A proxy for RocketMQ 5 clients. The store is a directory (mount it at /store), HDFS, or S3:
 #   docker build -t rmq-proxy .
+#   docker run --rm --entrypoint rmq -v /var/lib/rmq:/store rmq-proxy init      # once, for a new store
 #   docker run -p 8081:8081 -p 5557:5557 -v /var/lib/rmq:/store rmq-proxy
+# The directory must belong to user 10001. S3 takes its credentials from the environment:
 #   docker run -p 8081:8081 -e RMQ_STORE=s3://bucket/store rmq-proxy
 FROM python:3.12-slim
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import UTC, datetime, tzinfo
 from typing import Protocol
 
 
@@ -21,6 +22,9 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Block the calling thread."""
+
+    def local_hour(self) -> int:
+        """Hour of the day, 0 to 23, where the machine is: what its people mean by "at four in the morning"."""
 
     def token(self) -> str:
         """32 hex digits that nobody else will ever draw."""
@@ -39,15 +43,19 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def local_hour(self) -> int:
+        return time.localtime(self.now_ms() / 1000).tm_hour
+
     def token(self) -> str:
         return os.urandom(16).hex()
 
 
 class ManualClock:
-    """A clock that only moves when told to; for tests."""
+    """A clock that only moves when told to; for tests. Its machine is in `zone`."""
 
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+    def __init__(self, now_ms: int = 1_700_000_000_000, zone: tzinfo = UTC) -> None:
         self.wall_ms = now_ms
+        self.zone = zone
         self.boot_ns = 0
         self._drawn = 0
 
@@ -64,6 +72,9 @@ class ManualClock:
         """Let `seconds` pass on both clocks."""
         self.wall_ms += round(seconds * 1_000)
         self.boot_ns += round(seconds * 1_000_000_000)
+
+    def local_hour(self) -> int:
+        return datetime.fromtimestamp(self.wall_ms / 1000, self.zone).hour
 
     def token(self) -> str:
         self._drawn += 1

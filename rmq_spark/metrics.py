@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq_spark.client.observer import Consumption, Observer, Sending
+from rmq_spark.client.observer import Consumption, EndedTransaction, Observer, Sending
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.store import Store
 from rmq_spark.errors import MissingExtraError
@@ -21,6 +21,7 @@ from rmq_spark.model.message import Message
 from rmq_spark.model.message_id import own_address
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules import system_topics
+from rmq_spark.rules.cluster import ClusterConfig
 from rmq_spark.rules.members import GroupMembers
 from rmq_spark.rules.pop import PopState
 from rmq_spark.rules.transaction import Transactions
@@ -143,6 +144,10 @@ class ClientMetrics(Observer):
             "consumer_group",
             "invocation_status",
         )
+        self._ended = {
+            True: counter("commit_messages_total", "Transactional messages committed.", "topic"),
+            False: counter("rollback_messages_total", "Transactional messages rolled back.", "topic"),
+        }
         self._latency = histogram(
             "delivery_latency",
             "Milliseconds from a message's store time to its delivery.",
@@ -194,6 +199,10 @@ class ClientMetrics(Observer):
         topic = consumption.messages[0].topic
         self._of(self._process, topic, consumption.group, status).observe(consumption.cost_ms)
 
+    def ended(self, messages: Sequence[EndedTransaction]) -> None:
+        for each in messages:
+            self._of(self._ended[each.committed], each.topic).inc()
+
 
 class StoreGauges:
     """Gauges of a whole store, computed when they are asked for. A collector of `prometheus_client`.
@@ -217,6 +226,7 @@ class StoreGauges:
         yield from self._lag()
         yield from self._connections()
         yield from self._store_wide()
+        yield self._permissions()
 
     def _gauge(self, name: str, help_: str, *labels: str) -> GaugeMetricFamily:
         from prometheus_client.metrics_core import GaugeMetricFamily
@@ -229,17 +239,24 @@ class StoreGauges:
         ready = self._gauge("consumer_ready_messages", "Messages that nobody has received yet.", *labels)
         inflight = self._gauge("consumer_inflight_messages", "Messages received and not acknowledged.", *labels)
         latency = self._gauge("consumer_lag_latency", "Milliseconds since the oldest of them was stored.", *labels)
+        queueing = self._gauge(
+            "consumer_queueing_latency",
+            "Milliseconds since the oldest one that nobody has received was stored.",
+            *labels,
+        )
         held = self._held()
         for group in self._groups.groups():
             for queue in self._groups.lag(group):
                 is_retry = system_topics.is_retry(queue.topic)
-                values = [*self._node, queue.topic, group, str(queue.queue), _text(is_retry)]
+                # As RocketMQ's brokers say it: queues of two brokers may have the same number.
+                values = [self._node[0], "broker", queue.broker, queue.topic, group, str(queue.queue), _text(is_retry)]
                 flying = held.get((group, queue.topic, queue.broker, queue.queue), 0)
                 ready.add_metric(values, queue.lag)
                 inflight.add_metric(values, flying)
                 lag.add_metric(values, queue.lag + flying)
                 latency.add_metric(values, queue.lag_ms)
-        yield from (lag, ready, inflight, latency)
+                queueing.add_metric(values, queue.lag_ms)
+        yield from (lag, ready, inflight, latency, queueing)
 
     def _held(self) -> dict[tuple[str, str, str, int], int]:
         held: dict[tuple[str, str, str, int], int] = {}
@@ -262,6 +279,13 @@ class StoreGauges:
         for group, count in sorted(counts.items()):
             gauge.add_metric([*self._node, group], count)
         yield gauge
+
+    def _permissions(self) -> Metric:
+        gauge = self._gauge("broker_permission", "4: read, 6: read and write.")
+        read_only = self._store.nameserver.look(lambda view: view.state.fold(ClusterConfig).read_only())
+        for broker in self._store.brokers():
+            gauge.add_metric([self._node[0], "broker", broker], 4 if broker in read_only else 6)
+        return gauge
 
     def _store_wide(self) -> Iterator[Metric]:
         from prometheus_client.metrics_core import CounterMetricFamily

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -16,9 +17,33 @@ from rmq_spark.testing.servers import S3Server, hdfs_server, s3_server, versityg
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# For every JVM that Spark starts, also in processes that tests start. It lives for seconds to minutes, so its second
+# compiler and its web page cost more than they give; and the data of a test fill two tasks, not 200 (Delta: 50).
+SPARK_OPTIONS = (
+    "-XX:TieredStopAtLevel=1 -Dspark.ui.enabled=false -Dspark.sql.shuffle.partitions=2 "
+    "-Dspark.databricks.delta.snapshotPartitions=2"
+)
+os.environ.setdefault("SPARK_SUBMIT_OPTS", SPARK_OPTIONS)
+
 # How long an example takes is the machine's affair, not the test's.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Spark's programs without `python/lib/pyspark.zip`, which it puts before the installed pyspark.
+
+    An archive holds no compiled modules: every Python process that Spark starts would compile them anew, for over a
+    second of each start of a stream.
+    """
+    pyspark = importlib.util.find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None:
+        return
+    folder = tmp_path_factory.mktemp("spark-home")
+    for name in ("bin", "jars"):
+        (folder / name).symlink_to(Path(pyspark.origin).parent / name)
+    os.environ["SPARK_HOME"] = str(folder)
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +54,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # Spark looks sources up, and runs tasks, with this interpreter; the default is the first python3 of the path.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     folder = tmp_path_factory.mktemp("spark")
-    os.environ["SPARK_HOME"] = str(_spark_home(folder / "home"))
     settings = {
         "spark.driver.memory": "1g",
         "spark.local.dir": str(folder / "local"),
@@ -45,20 +69,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = builder.config(map=settings).getOrCreate()
     yield session
     session.stop()
-
-
-def _spark_home(folder: Path) -> Path:
-    """Spark's programs without `python/lib/pyspark.zip`, which it puts before the installed pyspark.
-
-    An archive holds no compiled modules: every Python process that Spark starts would compile them anew, for over a
-    second of each start of a stream.
-    """
-    import pyspark
-
-    folder.mkdir()
-    for name in ("bin", "jars"):
-        (folder / name).symlink_to(Path(pyspark.__file__).parent / name)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ def consume(
     given = common(ctx, store, json, conf)
     names = columns_of(columns, given.json)
     with given.open(read_only=False) as opened:
-        where = start if start in ("earliest", "latest") else parse_time(start, "--from", opened.clock.now_ms())
+        where = start if start in ("earliest", "latest") else parse_time(start, "--from/--since", opened.clock.now_ms())
         if not given.json:
             given.out.note("\t".join(names))
         with LitePullConsumer(opened, group, consume_from=where, auto_commit=False) as consumer:

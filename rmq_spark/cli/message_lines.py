@@ -43,6 +43,10 @@ class Defaults:
     properties: Mapping[str, str] = field(default_factory=dict)
     sharding_key: str | None = None
     queue_id: int | None = None
+    priority: int | None = None
+    delay_level: int = 0
+    delay_seconds: float | None = None
+    deliver_ms: int | None = None
 
     def message(self, body: bytes) -> Message:
         """A message with `body` and all the defaults.
@@ -58,6 +62,10 @@ class Defaults:
             properties=self.properties,
             sharding_key=self.sharding_key,
             queue_id=self.queue_id,
+            priority=self.priority,
+            delay_level=self.delay_level,
+            delay=self.delay_seconds,
+            deliver_at=self.deliver_ms,
         )
 
 
@@ -113,6 +121,10 @@ def _from_object(value: dict[str, Any], defaults: Defaults) -> Message:
         properties={**defaults.properties, **_properties(value)},
         sharding_key=defaults.sharding_key if sharding_key is None else sharding_key,
         queue_id=defaults.queue_id if queue_id is None else queue_id,
+        priority=defaults.priority,
+        delay_level=defaults.delay_level,
+        delay=defaults.delay_seconds,
+        deliver_at=defaults.deliver_ms,
     )
 
 

@@ -20,6 +20,9 @@ ARGUMENT: Final = "@"
 IGNORED: Final = ""
 """The value means nothing here: there is no nameserver address and no cluster name."""
 
+FLAG: Final = "!"
+"""The letter has no value, and means nothing here."""
+
 Rewrite = Callable[[str], Sequence[str]]
 
 
@@ -90,7 +93,7 @@ ALIASES: Final[Mapping[str, Alias]] = {
     ),
     "updateTopicPerm": Alias(("topic", "update"), {**_TOPIC, "-p": "--perm", "-b": IGNORED}),
     "deleteTopic": Alias(("topic", "delete"), _TOPIC),
-    "topicList": Alias(("topic", "list"), {}),
+    "topicList": Alias(("topic", "list"), {"-c": FLAG}),
     "topicRoute": Alias(("topic", "show"), _TOPIC),
     "topicStatus": Alias(("topic", "spans"), _TOPIC),
     "updateSubGroup": Alias(
@@ -105,8 +108,8 @@ ALIASES: Final[Mapping[str, Alias]] = {
         },
     ),
     "deleteSubGroup": Alias(("group", "delete"), {**_GROUP, "-b": IGNORED, "-r": IGNORED}),
-    "consumerProgress": Alias(("group", "show"), {**_GROUP, "-t": "--topic"}),
-    "consumerStatus": Alias(("group", "members"), {**_GROUP, "-i": IGNORED}),
+    "consumerProgress": Alias(("group", "show"), {**_GROUP, "-t": "--topic", "-s": FLAG}),
+    "consumerStatus": Alias(("group", "members"), {**_GROUP, "-i": IGNORED, "-s": FLAG}),
     "consumerConnection": Alias(("group", "members"), _GROUP),
     "resetOffsetByTime": Alias(("group", "reset"), {**_GROUP, "-t": "--topic", "-s": _reset_time, "-f": _FORCE}),
     "skipAccumulatedMessage": Alias(("group", "reset"), {**_GROUP, "-t": "--topic", "-f": _FORCE}, ("--to-latest",)),
@@ -123,12 +126,12 @@ ALIASES: Final[Mapping[str, Alias]] = {
         {**_TOPIC, "-g": "--group", "-c": "--limit", "-s": "--from"},
         without={"-g": ("--group", "TOOLS_CONSUMER"), "-s": ("--from", "earliest")},
     ),
-    "clusterList": Alias(("broker", "list"), {"-m": IGNORED, "-i": IGNORED}),
+    "clusterList": Alias(("broker", "list"), {"-m": FLAG, "-i": IGNORED}),
     "brokerStatus": Alias(("broker", "list"), {"-b": IGNORED}),
     "wipeWritePerm": Alias(("broker", "readonly"), {"-b": ARGUMENT}),
     "addWritePerm": Alias(("broker", "readonly"), {"-b": ARGUMENT}, ("--off",)),
     "getBrokerConfig": Alias(("broker", "settings"), {"-b": IGNORED}),
-    "statsAll": Alias(("stats",), {"-a": IGNORED, "-t": IGNORED}, ("--once",)),
+    "statsAll": Alias(("stats",), {"-a": FLAG, "-t": IGNORED}, ("--once",)),
 }
 """By mqadmin's name."""
 
@@ -141,7 +144,7 @@ def rewritten(name: str, args: Sequence[str]) -> list[str]:
     """
     alias = ALIASES[name]
     if name == "consumerProgress" and "-g" not in args:
-        alias = Alias(("group", "list"), {"-t": IGNORED})
+        alias = Alias(("group", "list"), {"-t": IGNORED, "-s": FLAG})
     words: list[str] = []
     rest = list(args)
     while rest:
@@ -149,6 +152,8 @@ def rewritten(name: str, args: Sequence[str]) -> list[str]:
         becomes = IGNORED if word == "-n" else alias.letters.get(word, IGNORED if word == "-c" else None)
         if becomes is None:
             words.append(word)
+            continue
+        if becomes == FLAG:
             continue
         if not rest:
             raise InvalidRequestError(f"{word} needs a value", command=name)

@@ -114,10 +114,12 @@ def time_range(start: str | None, end: str | None, now_ms: int) -> tuple[int | N
     Raises:
         InvalidRequestError: one of them is no time, or the range ends before it starts.
     """
-    from_ms = None if start is None else parse_time(start, "--from", now_ms)
-    to_ms = None if end is None else parse_time(end, "--to", now_ms)
+    from_ms = None if start is None else parse_time(start, "--from/--since", now_ms)
+    to_ms = None if end is None else parse_time(end, "--to/--until", now_ms)
     if from_ms is not None and to_ms is not None and to_ms < from_ms:
-        raise InvalidRequestError("--to is before --from", from_time=format_ms(from_ms), to_time=format_ms(to_ms))
+        raise InvalidRequestError(
+            "--to/--until is before --from/--since", from_time=format_ms(from_ms), to_time=format_ms(to_ms)
+        )
     return from_ms, to_ms
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -18,6 +18,7 @@ from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, checked_t
 from rmq_spark.cli.output import Advance, Output
 from rmq_spark.errors import InvalidRequestError, RmqError, StorageFullError
 from rmq_spark.model.settings import Flush
+from rmq_spark.model.times import parse_duration, parse_instant
 
 if TYPE_CHECKING:
     from rmq_spark.client.producer import Producer, SendResult
@@ -35,6 +36,31 @@ ASK_BYTES: Final = 10 * 10**9
 """From so much made-up load on, somebody has to agree to it."""
 SHOWN_MAX: Final = 100
 """Up to so many messages are listed one by one; beyond it there is a summary."""
+
+
+CountOption = Annotated[
+    int | None, typer.Option("--count", min=1, max=COUNT_MAX, help="Send so many made-up messages.")
+]
+SizeOption = Annotated[int | None, typer.Option("--size", min=1, max=4 << 20, help="Body bytes with --count; 100.")]
+KeysOption = Annotated[
+    list[str] | None, typer.Option("--keys", help="A key, may be repeated; with --count a prefix to numbers.")
+]
+PropertyOption = Annotated[
+    list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
+]
+ShardingOption = Annotated[str | None, typer.Option("--sharding-key", help="Messages with the same one share a queue.")]
+PriorityOption = Annotated[
+    int | None, typer.Option("--priority", min=0, help="Consumers get higher ones first; for PRIORITY topics.")
+]
+DelayOption = Annotated[
+    str | None, typer.Option("--delay", metavar="TIME", help="Deliver it so much later: 90 (seconds), 500ms, 5m.")
+]
+DeliverAtOption = Annotated[
+    str | None, typer.Option("--deliver-at", metavar="TIME", help="Deliver it at this time: ISO 8601 or ms.")
+]
+DelayLevelOption = Annotated[
+    int | None, typer.Option("--delay-level", min=1, max=18, help="Deliver it after RocketMQ's level: 3 is 10 s.")
+]
 
 
 @dataclass(slots=True)
@@ -72,23 +98,17 @@ def send(
     *,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to; created with 4 queues if new.")],
     body: Annotated[str | None, typer.Option("--body", help="Send one message with this body.")] = None,
-    count: Annotated[
-        int | None, typer.Option("--count", min=1, max=COUNT_MAX, help="Send so many made-up messages.")
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option("--size", min=1, max=4 << 20, help="Body bytes with --count; 100.")
-    ] = None,
+    count: CountOption = None,
+    size: SizeOption = None,
     tags: Annotated[str | None, typer.Option("--tags", help="The messages' tag.")] = None,
-    keys: Annotated[
-        list[str] | None, typer.Option("--keys", help="A key, may be repeated; with --count a prefix to numbers.")
-    ] = None,
-    properties: Annotated[
-        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; may be repeated.")
-    ] = None,
-    sharding_key: Annotated[
-        str | None, typer.Option("--sharding-key", help="Messages with the same one share a queue.")
-    ] = None,
+    keys: KeysOption = None,
+    properties: PropertyOption = None,
+    sharding_key: ShardingOption = None,
     queue: Annotated[int | None, typer.Option("--queue", min=0, help="Send to exactly this queue.")] = None,
+    priority: PriorityOption = None,
+    delay: DelayOption = None,
+    deliver_at: DeliverAtOption = None,
+    delay_level: DelayLevelOption = None,
     line_format: Annotated[
         LineFormat, typer.Option("--format", help="How lines of standard input are read.")
     ] = LineFormat.AUTO,
@@ -107,6 +127,8 @@ def send(
     """
     given = common(ctx, store, json, conf)
     _check_kind(body, count, size)
+    waits = {"--delay": delay, "--deliver-at": deliver_at, "--delay-level": delay_level}
+    _check_delivery(count, {"--priority": priority, **waits})
     defaults = Defaults(
         topic=topic,
         tags=None if tags is None else checked_text(tags, "--tags"),
@@ -114,6 +136,10 @@ def send(
         properties=dict(map(split_property, properties or ())),
         sharding_key=None if sharding_key is None else checked_text(sharding_key, "--sharding-key"),
         queue_id=queue,
+        priority=priority,
+        delay_level=delay_level or 0,
+        delay_seconds=None if delay is None else parse_duration(delay, "--delay") / 1000,
+        deliver_ms=None if deliver_at is None else parse_instant(deliver_at, "--deliver-at", round_up=True),
     )
     started = time.monotonic()
     with given.open(read_only=False, flush=flush) as opened, given.out.progress("sending", "messages") as advance:
@@ -193,6 +219,16 @@ def _check_kind(body: str | None, count: int | None, size: int | None) -> None:
         raise InvalidRequestError("give either --body or --count")
     if size is not None and count is None:
         raise InvalidRequestError("--size goes with --count")
+
+
+def _check_delivery(count: int | None, given: Mapping[str, object]) -> None:
+    """Refuse options on when and in which order a message is delivered that do not go together."""
+    wanted = [name for name, value in given.items() if value is not None]
+    if count is not None and wanted:
+        raise InvalidRequestError(f"{wanted[0]} does not go with --count; send lines of standard input instead")
+    waits = [name for name in wanted if name != "--priority"]
+    if len(waits) > 1:
+        raise InvalidRequestError(f"give either {' or '.join(waits)}: a message has one delivery time")
 
 
 def _check_room(store: Store, count: int, size: int, yes: bool) -> None:

@@ -19,6 +19,8 @@ from rmq_spark.cli.serve_log import LogFormat, ServeLog
 from rmq_spark.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from rmq_spark.client.store import Store
+    from rmq_spark.metrics import StoreGauges
     from rmq_spark.services.behind import ServiceLag
     from rmq_spark.services.runner import ServiceRunner, ServiceStatus
 
@@ -75,13 +77,23 @@ def serve(
         runner = ServiceRunner(all_services(opened, tables=not no_tables, retention=not no_retention), opened.clock)
         port = metrics if metrics is not None else health
         if port is not None:
-            page = stack.enter_context(StatusPage(port, runner.status, metrics=metrics is not None))
+            page = stack.enter_context(
+                StatusPage(port, runner.status, metrics=metrics is not None, collectors=[_gauges(opened)])
+            )
             _log.info("status at http://localhost:%d/health", page.port)
         stack.enter_context(runner)
         names = ", ".join(status.name for status in runner.status())
         _log.info("serving %s: %s", given.uri, names)
         _show_until(stop, runner, log)
         _log.info("stopping: each service ends its round")
+
+
+def _gauges(store: Store) -> StoreGauges:
+    """What `/metrics` tells of the whole store: how far groups are behind, among others."""
+    from rmq_spark.metrics import StoreGauges
+    from rmq_spark.model.message_id import own_address
+
+    return StoreGauges(store, {"cluster": "DefaultCluster", "node_type": "service", "node_id": own_address()})
 
 
 def _show_until(stop: threading.Event, runner: ServiceRunner, log: ServeLog) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from rmq_spark.storage import paths
 if TYPE_CHECKING:
     from rmq_spark.client.store import Store, Topic
     from rmq_spark.log.commit_log import CommitLog
+    from rmq_spark.log.file_format import FileMeta
+    from rmq_spark.log.scan import Plan
     from rmq_spark.log.view import LogView
 
 
@@ -19,6 +22,8 @@ class TopicSize:
     """What a topic holds."""
 
     messages: int
+    bytes: int
+    """What its messages take in the log's files, by the average of each block of a file."""
     last_ms: int | None
     """storeTimestamp of its newest message; None when it holds none."""
 
@@ -54,7 +59,57 @@ def topic_sizes(store: Store, topics: Sequence[Topic]) -> dict[str, TopicSize]:
     for (name, _, _), backlog in QueueTimes(store).backlogs(newest).items():
         if backlog.oldest_ms is not None:
             last[name] = max(last.get(name, 0), backlog.oldest_ms)
-    return {name: TopicSize(count, last.get(name)) for name, count in messages.items()}
+    sizes = _bytes_of(store, {topic.name: topic for topic in topics})
+    return {name: TopicSize(count, sizes.get(name, 0), last.get(name)) for name, count in messages.items()}
+
+
+def _bytes_of(store: Store, topics: Mapping[str, Topic]) -> dict[str, int]:
+    """Bytes of each topic's messages, from the metadata of files: no message is read."""
+    from rmq_spark.log.files import read_planned
+    from rmq_spark.log.scan import Query, ScanStats, plan
+
+    found: Counter[str] = Counter()
+    for broker in sorted({broker for topic in topics.values() for broker in topic.queues}):
+        names = frozenset(name for name, topic in topics.items() if broker in topic.queues)
+        first = {(name, queue): at for name in names for queue, at, _ in _queues(store, broker, name)}
+        log = store.log(broker)
+
+        def add(planned: Plan, log: CommitLog = log, first: Mapping[tuple[str, int], int] = first) -> Counter[str]:
+            sizes: Counter[str] = Counter()
+            for source in planned.sources:
+                sizes.update(_file_bytes(log.files.meta(source.path, source.kind, source.fingerprint), first))
+            return sizes
+
+        query = Query(topics=names)
+        found.update(read_planned(log, lambda view, query=query: plan(view, query, ScanStats()), add))  # type: ignore[misc]
+    return found
+
+
+def _file_bytes(meta: FileMeta, first: Mapping[tuple[str, int], int]) -> Counter[str]:
+    """Bytes of one file by topic, rows below a queue's first offset left out; by the average of each block."""
+    import numpy as np
+
+    if "blocks" in meta.doc:
+        rows, ends = meta.block_rows, np.concatenate(([0], np.cumsum(meta.places.size, dtype=np.int64)))
+    else:
+        whole = sum(file[3] for file in meta.doc.get("files", ())) or meta.size
+        rows, ends = np.array([0, meta.rows]), np.array([0, whole])
+    sizes: Counter[str] = Counter()
+    runs = zip(
+        meta.runs.topic.tolist(),
+        meta.runs.queue.tolist(),
+        meta.bases.tolist(),
+        meta.runs.rows.tolist(),
+        meta.runs.first_rows().tolist(),
+        strict=True,
+    )
+    for topic, queue, base, count, at in runs:
+        name = meta.runs.topics[topic]
+        begin = first.get((name, queue))
+        if begin is not None:
+            gone = min(count, max(0, begin - base))
+            sizes[name] += int(np.interp(at + count, rows, ends) - np.interp(at + gone, rows, ends))
+    return sizes
 
 
 def log_size(log: CommitLog) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def create(
 
 @app.command("list")
 def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None) -> None:
-    """List all topics: how many messages they hold, and when the last one was stored."""
+    """List all topics: how many messages they hold, about how many bytes, and when the last was stored."""
     from rmq_spark.cli.sizes import topic_sizes
 
     given = common(ctx, store, json, conf)
@@ -110,6 +110,7 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
         {
             **_document(topic),
             "messages": sizes[topic.name].messages,
+            "bytes": sizes[topic.name].bytes,
             "lastTimestamp": sizes[topic.name].last_ms,
         }
         for topic in topics
@@ -119,6 +120,7 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
         "TOPIC": "topic",
         "QUEUES": "total",
         "MESSAGES": "messages",
+        "BYTES": "bytes",
         "LAST STORED": "lastTimestamp",
         "TYPE": "messageType",
         "PERM": "perm",

@@ -96,6 +96,8 @@ def _client_record(record: TraceRecord) -> dict[str, object]:
         "costMs": record.cost_ms,
         "reconsumeTimes": record.retry_times,
         "requestId": record.request_id or None,
+        "transactionState": record.transaction_state or None,
+        "fromCheck": record.from_check,
     }
 
 
@@ -105,9 +107,17 @@ def _client_table(records: Sequence[TraceRecord]) -> Table:
             format_ms(record.ms),
             str(record.type),
             record.group,
-            None if record.type is TraceType.SUB_BEFORE else "ok" if record.success else "failed",
+            _result(record),
             None if record.type is TraceType.SUB_BEFORE else record.cost_ms,
         )
         for record in records
     ]
     return Table(("TIME", "CLIENT", "GROUP", "RESULT", "COST MS"), rows)
+
+
+def _result(record: TraceRecord) -> str | None:
+    if record.type is TraceType.SUB_BEFORE:
+        return None
+    if record.type is TraceType.END_TRANSACTION:
+        return record.transaction_state.removesuffix("_MESSAGE").lower() + (" by check" if record.from_check else "")
+    return "ok" if record.success else "failed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmq_spark.cli.output import Advance, Cell, Table
@@ -45,19 +44,13 @@ def rolled_table(documents: Sequence[Document]) -> Table:
 def expire_log(log: CommitLog, *, scheduled: bool, before_ms: int | None) -> Document:
     """Drop a log's segments that are too old, or the oldest while the disk is too full."""
     from rmq_spark.log.collect import collect
-    from rmq_spark.log.expire import expire
-    from rmq_spark.rules.all_folds import ALL_FOLDS
-    from rmq_spark.services.retention import retention_hold
-    from rmq_spark.storage import paths
-    from rmq_spark.storage.upkeep import with_reserve
+    from rmq_spark.services.retention import expire_safely
 
-    log.use(*ALL_FOLDS)
-    hold = None if log.root == paths.NAMESERVER else retention_hold(log)
-    done = with_reserve(log.storage, partial(expire, log, scheduled=scheduled, before_ms=before_ms, hold=hold))
+    done = expire_safely(log, scheduled=scheduled, before_ms=before_ms)
     return {
         "log": log.broker,
         "segments": len(done.segments),
-        "messages": sum(segment.end - segment.first for segment in done.segments),
+        "messages": done.messages,
         "logStart": done.log_start,
         "forced": done.forced,
         "deletedFiles": done.deleted,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import timedelta
 
 from rmq_spark.client.brokers import Brokers
 from rmq_spark.client.dead_letters import DeadLetterBox
@@ -14,7 +15,7 @@ from rmq_spark.client.time_search import QueueSpan, QueueTimes
 from rmq_spark.client.traffic import Traffic, between, count
 from rmq_spark.errors import ExistsError
 from rmq_spark.log.view import LogView
-from rmq_spark.model import names
+from rmq_spark.model import names, times
 from rmq_spark.rules import cluster, group_config, members, topic_decisions
 from rmq_spark.rules.cluster import ClusterSettings
 from rmq_spark.rules.members import GroupMembers, Member
@@ -83,10 +84,15 @@ class Admin:
         self._store.nameserver.decide(cluster.update_settings(changed))
         return self.settings()
 
-    def traffic(self, seconds: float = 1.0) -> Traffic:
-        """Messages in and out a second, measured over so long, and what is left to consume."""
+    def traffic(self, seconds: timedelta | float = 1.0) -> Traffic:
+        """Messages in and out a second, measured over so long, and what is left to consume.
+
+        Raises:
+            InvalidRequestError: `seconds` is no duration.
+        """
+        wait_ms = max(0, times.duration_ms(seconds, "seconds"))
         before = count(self._store)
-        self._store.clock.sleep(seconds)
+        self._store.clock.sleep(wait_ms / 1000)
         return between(before, count(self._store))
 
     # ------------------------------------------------------------ topics

@@ -8,6 +8,7 @@ from rmq_spark.client.store import Store
 from rmq_spark.errors import BackPressureError
 from rmq_spark.log.view import LogView
 from rmq_spark.rules.offsets import ConsumerOffsets
+from rmq_spark.rules.pop import PopState
 from rmq_spark.rules.topics import Topic
 
 LOOK_SECONDS: Final = 1.0
@@ -46,18 +47,24 @@ class BackPressure:
     def _furthest_behind(self, topic: Topic) -> tuple[str, int]:
         behind: dict[str, int] = {}
         for broker in topic.queues:
-            log = self._store.log(broker, ConsumerOffsets)
+            log = self._store.log(broker, ConsumerOffsets, PopState)
             for group, count in log.look(lambda view: _backlogs(view, topic.name)).items():
                 behind[group] = behind.get(group, 0) + count
         return max(behind.items(), key=lambda item: item[1], default=("", -1))
 
 
 def _backlogs(view: LogView, topic: str) -> dict[str, int]:
-    """How many messages each group has left to consume of a topic on one broker."""
+    """How many messages each group has left to consume of a topic on one broker: not received, or held by POP."""
     held = list(view.state.queues.of_topic(topic))
+    in_flight = view.state.fold(PopState).held
     behind: dict[str, int] = {}
     for group, topics in view.state.fold(ConsumerOffsets).offsets.items():
         offsets = topics.get(topic)
         if offsets is not None:
             behind[group] = sum(max(0, end - max(first, offsets.get(queue, 0))) for queue, first, end in held)
+            for queue, _, _ in held:
+                # The offset of POP moves when messages are received; that of a FIFO group when they are acknowledged.
+                claims = in_flight.get((group, topic, queue))
+                if claims is not None:
+                    behind[group] += sum(offset < offsets.get(queue, 0) for offset in claims)
     return behind

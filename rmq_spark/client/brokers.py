@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from rmq_spark.client.routes import ROUTE_SECONDS
@@ -13,7 +14,7 @@ from rmq_spark.errors import NotFoundError
 from rmq_spark.log.fold import Fold
 from rmq_spark.log.scan import Query
 from rmq_spark.log.view import LogView
-from rmq_spark.model import names
+from rmq_spark.model import names, times
 from rmq_spark.rules import cluster, delay, system_topics
 from rmq_spark.rules.cluster import ClusterConfig
 from rmq_spark.rules.offsets import ConsumerOffsets
@@ -138,7 +139,7 @@ class Brokers:
             transactions=transactions,
         )
 
-    def drain(self, name: str, *, timeout: float | None = None, progress: Progress | None = None) -> Drain:
+    def drain(self, name: str, *, timeout: timedelta | float | None = None, progress: Progress | None = None) -> Drain:
         """Make a broker read-only, wait until nothing is left on it, and return how far it is drained.
 
         Args:
@@ -149,9 +150,10 @@ class Brokers:
         Raises:
             as `drained`.
         """
+        limit_ms = None if timeout is None else times.duration_ms(timeout, "timeout")
         self.set_read_only(name)
         clock = self._store.clock
-        deadline = None if timeout is None else clock.elapsed_ns() + timeout * 1e9
+        deadline = None if limit_ms is None else clock.elapsed_ns() + limit_ms * 1_000_000
         most = 0
         while True:
             state = self.drained(name)
@@ -165,14 +167,15 @@ class Brokers:
     def _delayed(self, name: str) -> int:
         log = self._store.log(name, TimerProgress)
         mark, levels = log.look(
-            lambda view: (view.state.fold(TimerProgress).progress, view.state.fold(TimerProgress).levels()[-1][1])
+            lambda view: (view.state.fold(TimerProgress).progress, view.state.fold(TimerProgress).levels())
         )
         waiting = frozenset({system_topics.SCHEDULE_TOPIC, system_topics.TIMER_TOPIC})
         count = 0
         for batch in log.scan(Query(topics=waiting)):
             for message in stored_messages(batch):
                 at = message.commit_offset
-                early = at < mark.position and (delay.due_ms(message, levels), at) < mark.key
+                mine = next(settings for offset, settings in reversed(levels) if offset <= at)
+                early = at < mark.position and (delay.due_ms(message, mine), at) < mark.key
                 count += not (at < mark.floor or early)
         return count
 

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from rmq_spark.client.observer import ended_messages, tell
 from rmq_spark.client.store import Store
 from rmq_spark.client.stored_rows import decompressed, stored_messages
+from rmq_spark.client.transaction import Observers
 from rmq_spark.errors import ClosedError, PreconditionFailedError, RmqError
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.queue_reader import read_queue
@@ -60,17 +62,17 @@ def settle(log: CommitLog, tx_id: str, outcome: TransactionState, halves: list[S
     log.decide(rules.settle(tx_id, outcome, len(halves), rows))
 
 
-def settle_by_id(log: CommitLog, tx_id: str, outcome: TransactionState) -> list[StoredMessage]:
-    """Commit or roll back an open transaction that somebody else began; returns its half messages.
+def settle_by_id(log: CommitLog, tx_id: str, outcome: TransactionState, *, topic: str) -> list[StoredMessage]:
+    """Commit or roll back an open transaction of a topic that somebody else began; returns its half messages.
 
     Raises:
-        PreconditionFailedError: it is not open any more, or never was.
+        PreconditionFailedError: it is not open any more, never was, or has messages of another topic.
         RmqError: as `CommitLog.decide`.
     """
     known = log.look(lambda view: view.state.fold(Transactions).open.get(tx_id))
-    if known is None:
-        raise PreconditionFailedError("there is no open transaction with this id", transaction=tx_id)
-    halves = read_halves(log, known)
+    halves = [] if known is None else read_halves(log, known)
+    if not halves or any(half.properties[names.REAL_TOPIC] != topic for half in halves):
+        raise PreconditionFailedError("the topic has no open transaction with this id", transaction=tx_id)
     settle(log, tx_id, outcome, halves)
     return halves
 
@@ -78,10 +80,11 @@ def settle_by_id(log: CommitLog, tx_id: str, outcome: TransactionState) -> list[
 class CheckAnswers:
     """Answers the questions about the transactions of one group."""
 
-    def __init__(self, store: Store, group: str, checker: Checker) -> None:
+    def __init__(self, store: Store, group: str, checker: Checker, observers: Observers = tuple) -> None:
         self._store = store
         self._group = group
         self._checker = checker
+        self._observers = observers
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -125,6 +128,16 @@ class CheckAnswers:
         if state is TransactionState.UNKNOWN:
             return 0  # the next question comes by itself (rule 18)
         settle(log, tx_id, state, halves)
+        if observers := self._observers():
+            told = ended_messages(
+                [half.to_row() for half in halves],
+                group=self._group,
+                broker=log.broker,
+                tx_id=tx_id,
+                committed=state is TransactionState.COMMIT,
+                from_check=True,
+            )
+            tell(observers, lambda each: each.ended(told))
         return 1
 
     def _ask(self, half: StoredMessage) -> TransactionState:

@@ -78,6 +78,16 @@ class ConsumerSettings:
 DEFAULT: Final = ConsumerSettings()
 
 
+def check_settings(settings: ConsumerSettings) -> None:
+    """Refuse what are no settings, before a thread of the consumer stumbles over it.
+
+    Raises:
+        InvalidRequestError: of another type.
+    """
+    if not isinstance(settings, ConsumerSettings):
+        raise InvalidRequestError("settings takes ConsumerSettings", type=type(settings).__name__)
+
+
 def start_of(value: ConsumeFromArgument, now_ms: int) -> ConsumeFrom | int:
     """What `consume_from` means.
 

@@ -11,11 +11,11 @@ from typing import Final
 import pyarrow as pa
 
 from rmq_spark.client.consumer_life import ConsumerLife
-from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, ConsumerSettings, start_of
+from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, ConsumerSettings, check_settings, start_of
 from rmq_spark.client.group_queues import GroupQueues
 from rmq_spark.client.observer import polled, tell_rows
 from rmq_spark.client.producer import Producer
-from rmq_spark.client.pull_queues import Cursor, PullQueues
+from rmq_spark.client.pull_queues import Cursor, PullQueues, taken_over
 from rmq_spark.client.pull_transaction import PullTransaction
 from rmq_spark.client.store import Store
 from rmq_spark.client.stored_rows import plain_rows, received_messages
@@ -71,6 +71,7 @@ class LitePullConsumer(ConsumerLife):
         settings: ConsumerSettings = DEFAULT,
         trace: bool = False,
     ) -> None:
+        check_settings(settings)
         super().__init__(store, group, trace=trace, room=own_room(strategy))
         self._auto_commit = auto_commit
         self._settings = settings
@@ -124,7 +125,7 @@ class LitePullConsumer(ConsumerLife):
             ClosedError: the consumer was closed, or made before a fork.
         """
         self._check_open()
-        wanted = {MessageQueue(*queue) for queue in queues}
+        wanted = set(_message_queues(queues))
         for queue in sorted(wanted):
             if not 0 <= queue.queue_id < self._store.topic(queue.topic).queues.get(queue.broker, 0):
                 raise NotFoundError("no such queue", topic=queue.topic, broker=queue.broker, queue=queue.queue_id)
@@ -157,7 +158,7 @@ class LitePullConsumer(ConsumerLife):
         """
         self._check_open()
         with self._lock:
-            cursor, at = self._cursor(queue), MessageQueue(*queue)
+            cursor, at = self._cursor(queue), _message_queue(queue)
             first, end = self._queues.bounds(at)
             wanted = {"earliest": first, "latest": end}.get(offset, offset) if isinstance(offset, str) else offset
             if isinstance(wanted, bool) or not isinstance(wanted, int) or not first <= wanted <= end:
@@ -188,11 +189,11 @@ class LitePullConsumer(ConsumerLife):
 
     def _set_paused(self, queues: Iterable[QueueArgument], paused: bool) -> None:
         with self._lock:
-            for cursor in [self._cursor(queue) for queue in queues]:
+            for cursor in [self._cursor(queue) for queue in _message_queues(queues)]:
                 cursor.paused = paused
 
     def _cursor(self, queue: QueueArgument) -> Cursor:
-        found = self._queues.cursors.get(MessageQueue(*queue))
+        found = self._queues.cursors.get(_message_queue(queue))
         if found is None:
             raise InvalidRequestError("the queue is not this consumer's", queue=tuple(queue), group=self._group)
         return found
@@ -203,11 +204,12 @@ class LitePullConsumer(ConsumerLife):
         """Return the next messages, in order per queue; an empty list when none came within `timeout`.
 
         Raises:
-            InvalidRequestError: nothing is subscribed or assigned.
+            InvalidRequestError: nothing is subscribed or assigned, or a number below 1.
             ClosedError: the consumer was closed, or made before a fork.
             RmqError: the log could not be read or written; poll again.
         """
         found: list[ReceivedMessage] = []
+        _check_number("max_messages", max_messages)
         for queue, rows in self._poll(timeout, max_messages):
             found += received_messages(rows, queue.topic)
         polled(self._observers(), self._clock, self._group, found)
@@ -219,6 +221,7 @@ class LitePullConsumer(ConsumerLife):
         Raises:
             as `poll`.
         """
+        _check_number("max_rows", max_rows)
         reads = self._poll(timeout, max_rows)
         if observers := self._observers():
             for queue, rows in reads:
@@ -262,7 +265,8 @@ class LitePullConsumer(ConsumerLife):
         """
         with self._lock:
             self._check_open()
-            self._queues.commit()
+            if gone := self._queues.commit():
+                raise taken_over(self._group, gone)
 
     def transaction(self) -> PullTransaction:
         """Send messages and commit what was polled as one commit: `with consumer.transaction() as tx: tx.send(...)`.
@@ -280,7 +284,7 @@ class LitePullConsumer(ConsumerLife):
         with self._lock:
             if self._producer is None:
                 self._producer = Producer(self._store)
-        return PullTransaction(self._queues, self._producer, self._lock)
+        return PullTransaction(self._queues, self._producer, self._lock, self._check_open)
 
     # ------------------------------------------------------------ life
 
@@ -299,6 +303,25 @@ class LitePullConsumer(ConsumerLife):
             self._forget_exit()
             self._queues.leave()
         self._close_traces()
+
+
+def _message_queue(queue: QueueArgument) -> MessageQueue:
+    kinds = [type(part) for part in queue] if isinstance(queue, tuple) else None
+    if kinds != [str, str, int]:
+        raise InvalidRequestError("a queue is given as (topic, broker, queue id)", queue=queue)
+    return MessageQueue(*queue)
+
+
+def _message_queues(queues: Iterable[QueueArgument]) -> list[MessageQueue]:
+    given: object = queues
+    if isinstance(given, str | MessageQueue) or not isinstance(given, Iterable):
+        raise InvalidRequestError("give a list of queues, each as (topic, broker, queue id)", queues=queues)
+    return [_message_queue(queue) for queue in queues]
+
+
+def _check_number(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidRequestError(f"{name} is a number from 1 on", **{name: value})
 
 
 def _keep_up(queues: PullQueues, closed: threading.Event, group: str) -> None:

@@ -18,6 +18,8 @@ from rmq_spark.client.consume_result import ConsumeOutcome
 from rmq_spark.client.send_result import SendHook, SendResult
 from rmq_spark.clock import Clock
 from rmq_spark.model.message import Message
+from rmq_spark.model.message_row import MessageRow
+from rmq_spark.model.properties import REAL_TOPIC
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules.receipt import parse_receipt
 
@@ -53,6 +55,22 @@ class Consumption:
     """Whether all of them are consumed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedTransaction:
+    """One message of a transaction that was committed or rolled back."""
+
+    group: str
+    topic: str
+    msg_id: str
+    tags: str | None
+    keys: str | None
+    broker: str
+    transaction_id: str
+    committed: bool
+    from_check: bool
+    """Whether the checker said so, and not the one who began it."""
+
+
 class Observer:
     """Is told what clients do; by their own threads, so it should be quick. Override what is of interest."""
 
@@ -74,8 +92,34 @@ class Observer:
     def consumed(self, consumption: Consumption) -> None:
         """It has ended, or the messages were acknowledged."""
 
+    def ended(self, messages: Sequence[EndedTransaction]) -> None:
+        """A transaction with these messages was committed or rolled back."""
+
+    def recalled(self, group: str, topic: str, msg_id: str, succeeded: bool) -> None:
+        """A message that waits for its delivery time was taken back, or could not be."""
+
     def close(self) -> None:
         """No more calls come from a client that had this observer for itself."""
+
+
+def ended_messages(
+    halves: Sequence[MessageRow], *, group: str, broker: str, tx_id: str, committed: bool, from_check: bool = False
+) -> list[EndedTransaction]:
+    """What observers are told of a transaction with these half messages."""
+    return [
+        EndedTransaction(
+            group=group,
+            topic=dict(half.properties).get(REAL_TOPIC, half.topic),
+            msg_id=half.msg_id,
+            tags=half.tags,
+            keys=half.keys,
+            broker=broker,
+            transaction_id=tx_id,
+            committed=committed,
+            from_check=from_check,
+        )
+        for half in halves
+    ]
 
 
 def tell(observers: Sequence[Observer], say: Callable[[Observer], None]) -> None:

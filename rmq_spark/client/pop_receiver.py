@@ -127,7 +127,7 @@ class PopReceiver:
         if orderly:
             attempt = self._attempts.pop(broker, None) or self._clock.token()
             fifo = Fifo(attempt_id=attempt, retry_max_times=routes.settings.retry_max_times)
-        sources = self._sources(routes, broker, turn, orderly=orderly)
+        sources = self._sources(routes, broker, turn)
         try:
             return self._broker(broker).receive(sources, count=count, invisible_ms=invisible_ms, fifo=fifo)
         except BaseException:
@@ -135,14 +135,14 @@ class PopReceiver:
                 self._attempts[broker] = fifo.attempt_id
             raise
 
-    def _sources(self, routes: Routes, broker: str, turn: int, *, orderly: bool) -> list[Source]:
+    def _sources(self, routes: Routes, broker: str, turn: int) -> list[Source]:
         """The queues to look at on a broker, in this turn's order."""
         found = QueueSources()
         for topic in rotated(routes.topics, turn):
             subscribed = self._subscriptions.get(topic.name)
             if subscribed is not None and topic.queues.get(broker, 0):
                 queues = queues_in_turn(topic, broker, turn // len(routes.topics))
-                found.add(self._group, topic.name, queues, subscribed, orderly=orderly)
+                found.add(self._group, topic.name, queues, subscribed)
         return found.in_turn(self._clock)
 
     # ------------------------------------------------------------ settling

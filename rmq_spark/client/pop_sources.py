@@ -25,13 +25,16 @@ class QueueSources:
         self._normal: list[Source] = []
         self._retries: list[Source] = []
 
-    def add(self, group: str, topic: str, queues: Iterable[int], wanted: Subscription, *, orderly: bool) -> None:
-        """Look at these queues of `topic`, in this order, too; a FIFO group (`orderly`) has no retry topic."""
+    def add(self, group: str, topic: str, queues: Iterable[int], wanted: Subscription) -> None:
+        """Look at these queues of `topic`, in this order, too, and at the group's retry topic for it.
+
+        A FIFO group retries in place. What it held before it was one is in its retry topic all the same.
+        """
         self._normal += [
             Source(topic=topic, queue=queue, shown_topic=topic, wanted=wanted.wanted, expression=wanted.expression)
             for queue in queues
         ]
-        if not orderly and not system_topics.is_retry(topic):
+        if not system_topics.is_retry(topic):
             # No filter: what was wanted once is wanted still.
             retry_topic = system_topics.pop_retry_topic(group, topic)
             self._retries.append(Source(topic=retry_topic, queue=0, shown_topic=topic, topic_type=TopicType.RETRY_V2))

@@ -66,7 +66,7 @@ def message_row(
             message.flag,
             flags,
             now_ms if message.born_timestamp_ms is None else message.born_timestamp_ms,
-            host,
+            message.born_host or host,
             0,
             list(message.stored_properties().items()) if stored else [],
         ),

@@ -45,6 +45,8 @@ class ProcessQueue:
         self._waiting: deque[ReceivedMessage] = deque()
         self._running: dict[int, int] = {}
         """Offset -> when a listener got it."""
+        self._claimed: set[int] = set()
+        """Offsets of those that somebody is about to send back."""
         self._bytes = 0
         self._turn_taken = False
 
@@ -84,6 +86,7 @@ class ProcessQueue:
         with self._lock:
             for message in messages:
                 self._running.pop(message.queue_offset, None)
+                self._claimed.discard(message.queue_offset)
                 if self._unfinished.pop(message.queue_offset, None) is not None:
                     self._bytes -= len(message.body) + OVERHEAD_BYTES
 
@@ -91,16 +94,31 @@ class ProcessQueue:
         """Let messages be the next ones again, in their order; `failed` counts one more failure."""
         with self._lock:
             for message in reversed(list(messages)):
+                self._claimed.discard(message.queue_offset)
                 if self._running.pop(message.queue_offset, None) is None:
                     continue  # it was sent back meanwhile, because its listener took too long
                 again = replace(message, reconsume_times=message.reconsume_times + 1) if failed else message
                 self._unfinished[message.queue_offset] = again
                 self._waiting.appendleft(again)
 
-    def is_running(self, message: ReceivedMessage) -> bool:
-        """Whether a listener has it, as far as this queue knows."""
+    def claim(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Those that a listener has and nobody sends back yet: the caller alone does, and says `finish` or `put_back`.
+
+        A listener may fail while its messages are sent back because it took too long.
+        """
         with self._lock:
-            return message.queue_offset in self._running
+            mine = [
+                message
+                for message in messages
+                if message.queue_offset in self._running and message.queue_offset not in self._claimed
+            ]
+            self._claimed.update(message.queue_offset for message in mine)
+            return mine
+
+    def unclaim(self, messages: Iterable[ReceivedMessage]) -> None:
+        """They could not be sent back; somebody may try again."""
+        with self._lock:
+            self._claimed.difference_update(message.queue_offset for message in messages)
 
     def overdue(self, before_ns: int) -> list[ReceivedMessage]:
         """Messages that a listener has had since before a time."""

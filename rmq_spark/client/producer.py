@@ -20,6 +20,7 @@ import pyarrow as pa
 from rmq_spark.client import table_rows
 from rmq_spark.client.async_sender import AsyncSender
 from rmq_spark.client.check_answers import CheckAnswers, Checker
+from rmq_spark.client.delays import log_now, parked
 from rmq_spark.client.observer import Observer, send_with_hooks, tell_sent_rows, watched_sending
 from rmq_spark.client.prepared import Prepared, check_messages, message_row, send_results
 from rmq_spark.client.recall import recall
@@ -99,6 +100,8 @@ class Producer:
         self._delays = delays or delay.DelaySettings(delay_max_ms=store.settings.timer_max_delay_ms or None)
         self._immunity_ms = times.duration_ms(check_immunity, "check_immunity")
         self._timeout_ns = times.duration_ms(timeout, "timeout") * 1_000_000
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise InvalidRequestError("retries is a number from 0 on", retries=retries)
         self._retries = retries
         self._latency = routing.BrokerLatency() if avoid_slow else None
         self._hooks = tuple(hooks)
@@ -114,7 +117,7 @@ class Producer:
         """Sends whose outcome is not known, by the identity of their messages."""
         self._async: AsyncSender | None = None
         self._at_exit: Callable[[], None] | None = None
-        self._answers = None if checker is None else CheckAnswers(store, self.group, checker)
+        self._answers = None if checker is None else CheckAnswers(store, self.group, checker, self._observers)
         if self._answers is not None:
             self._answers.start()
         store.start_services()
@@ -149,7 +152,7 @@ class Producer:
         Leave it by `commit` or `rollback`. As a context manager it is rolled back by an exception; when it is left
         without either, it stays open, and the checker is asked about it later.
         """
-        return Transaction(self._store, self.group, self._ids.draw()[0], self._immunity_ms)
+        return Transaction(self._store, self.group, self._ids.draw()[0], self._immunity_ms, self._observers)
 
     def recall(self, sent: SendResult | str) -> None:
         """Keep a message with a delivery time from being delivered. The same again changes nothing.
@@ -162,7 +165,8 @@ class Producer:
                 recall either; or the handle is none.
             PreconditionFailedError: the message is due, so it may have been delivered.
         """
-        recall(self._store, sent.recall_handle if isinstance(sent, SendResult) else sent)
+        handle = sent.recall_handle if isinstance(sent, SendResult) else sent
+        recall(self._store, handle, group=self.group, observers=self._observers())
 
     def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
         """Send messages of any topics as one atomic commit; all of them go to one broker.
@@ -375,7 +379,7 @@ class Producer:
             queues.append(queue)
             row = message_row(message, queue, msg_id, now, host=self._host, compress_over=self._compress_over)
             if message.delay_level > 0 or message.delay is not None or message.deliver_at is not None:
-                row = delay.park(row, delay.of_message(message, now), now, self._delays)
+                row = parked(self._store, broker, message, row, self._delays)
             rows.append(row)
         # The messages were checked when they were made, and the engine adds nothing that could be refused.
         return Prepared(messages, broker, ids, queues, rows, MessageBatch(list(rows)))
@@ -383,10 +387,10 @@ class Producer:
     def _send_half(self, message: Message, transaction: Transaction) -> SendResult:
         if message.delay_level > 0:
             raise InvalidRequestError("a transaction's message has no delay level; give it delay or deliver_at")
-        now = self._store.clock.now_ms()
+        broker, queue = self._place(message, transaction.broker or "", None, in_transaction=True)
+        now = log_now(self._store, broker) if message.is_delayed else self._store.clock.now_ms()
         asked = delay.of_message(message, now)
         delay.check_delay(asked, now, self._delays)
-        broker, queue = self._place(message, transaction.broker or "", None, in_transaction=True)
         msg_id = message.msg_id or self._ids.draw()[0]
         row = message_row(message, queue, msg_id, now, host=self._host, compress_over=self._compress_over)
         landed = transaction.add(broker, row, asked.deliver_ms)

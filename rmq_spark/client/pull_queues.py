@@ -27,8 +27,6 @@ AHEAD_ROWS: Final = 4_096
 BROKER_WAIT_SECONDS: Final = 0.05
 """Of several brokers it waits for one after the other, so long for each."""
 
-_TAKEN_OVER: Final = "queues went to other consumers meanwhile, so what was polled of them is not committed"
-
 
 @dataclass(eq=False)
 class Cursor:
@@ -48,6 +46,8 @@ class Cursor:
     """Where to read on behind `ahead`."""
     paused: bool = False
     lost: bool = False
+    polled: bool = False
+    """Whether messages were returned since the last commit."""
 
     def move(self, offset: int) -> None:
         self.position, self.place, self.ahead = offset, 0, None
@@ -90,6 +90,9 @@ class PullQueues:
         self.cursors: dict[MessageQueue, Cursor] = {}
         self.assigned = False
         """Whether the caller has chosen the queues."""
+        self._left_behind: set[MessageQueue] = set()
+        """Queues that were polled and not committed, and are not this consumer's any more."""
+        self._has_left = False
 
     def subscribe(self, topic: str, wanted: Subscription) -> None:
         """Share the queues of one more topic."""
@@ -102,8 +105,11 @@ class PullQueues:
         stored = self._groups.committed(wanted - self.cursors.keys())
         for queue, offset in self._groups.start_offsets(stored).items():
             self.cursors[queue] = Cursor(0, offset, stored[queue], None)
-        for queue in self.cursors.keys() - wanted:
-            del self.cursors[queue]
+        given_up = self.cursors.keys() - wanted
+        if self._auto_commit:
+            self._commit_assigned({queue: at for queue, at in self._moved().items() if queue in given_up})
+        for queue in given_up:
+            self._forget(queue)
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """First offset and end of a queue."""
@@ -150,6 +156,7 @@ class PullQueues:
         """The next rows of a queue; None when none of those that were looked at is wanted."""
         if cursor.ahead is None and not self._read_ahead(queue, cursor, max(rows_max, AHEAD_ROWS)):
             return None
+        cursor.polled = True
         rows = cursor.ahead
         assert rows is not None  # noqa: S101 - read above
         if rows.num_rows > rows_max:
@@ -189,6 +196,8 @@ class PullQueues:
         if self.assigned:
             return
         with self._keeping:
+            if self._has_left:
+                return
             now = self._clock.elapsed_ns()
             if now >= self._due["heartbeat"]:
                 self._groups.beat({topic: each.expression for topic, each in list(self.subscriptions.items())})
@@ -203,15 +212,12 @@ class PullQueues:
 
     def rebalance(self) -> None:
         now = self._clock.elapsed_ns()
-        gone = {
-            queue: cursor
-            for queue, cursor in self.cursors.items()
+        self._forget_lost(
+            queue
+            for queue, cursor in list(self.cursors.items())
             if cursor.lost or (cursor.trusted_ns is not None and now >= cursor.trusted_ns)
-        }
-        for queue in gone:
-            warn_lost(self._group, queue)
-            del self.cursors[queue]
-        if self.assigned or (now < self._due["rebalance"] and not gone):
+        )
+        if self.assigned or now < self._due["rebalance"]:
             return
         share = self._groups.share(self.subscriptions)
         self._give_back([queue for queue in self.cursors if queue not in share.queues])
@@ -233,45 +239,64 @@ class PullQueues:
             progress[queue] = Progress(cursor.epoch, offset)
         self._groups.commit(progress, release=list(progress))
         for queue in progress:
-            del self.cursors[queue]
+            self._forget(queue)
+
+    def _forget_lost(self, lost: Iterable[MessageQueue]) -> None:
+        for queue in lost:
+            warn_lost(self._group, queue)
+            self._forget(queue)
+            self._due["rebalance"] = 0
+
+    def _forget(self, queue: MessageQueue) -> None:
+        cursor = self.cursors.pop(queue)
+        # Whoever commits by itself has to hear that what it polled is not its own any more: with a transaction, its
+        # outputs would land and those of the next holder, too.
+        if not self._auto_commit and cursor.polled:
+            self._left_behind.add(queue)
 
     # ------------------------------------------------------------ committing
 
-    def commit(self) -> None:
-        """Commit everything that was read.
+    def commit(self) -> list[MessageQueue]:
+        """Commit everything that was read; returns the queues that were polled and went to other consumers.
 
         Raises:
-            as `LitePullConsumer.commit`.
+            RmqError: as `CommitLog.decide`.
         """
         moved = self._moved()
         if self.assigned:
-            for broker, mine in by_broker({queue: cursor.position for queue, cursor in moved.items()}).items():
-                decide(self._groups.log(broker), offset_rules.commit(self._group, self._member, mine))
+            self._commit_assigned(moved)
             lost = set[MessageQueue]()
         else:
             lost = self._groups.commit(
                 {queue: Progress(cursor.epoch, cursor.position) for queue, cursor in moved.items()}
             )
         self._note_committed(moved, lost)
-        if lost:
-            raise PreconditionFailedError(_TAKEN_OVER, group=self._group, queues=sorted(map(tuple, lost)))
+        return self._take_left_behind()
+
+    def _commit_assigned(self, moved: Mapping[MessageQueue, Cursor]) -> None:
+        for broker, mine in by_broker({queue: cursor.position for queue, cursor in moved.items()}).items():
+            decide(self._groups.log(broker), offset_rules.commit(self._group, self._member, mine))
 
     def _moved(self) -> dict[MessageQueue, Cursor]:
-        return {
-            queue: cursor
-            for queue, cursor in self.cursors.items()
-            if cursor.position != cursor.committed and not cursor.lost
-        }
+        """Queues with something to commit; of those that were lost, the decision says so."""
+        return {queue: cursor for queue, cursor in self.cursors.items() if cursor.position != cursor.committed}
 
     def _note_committed(self, moved: Mapping[MessageQueue, Cursor], lost: set[MessageQueue]) -> None:
         for queue, cursor in moved.items():
-            if queue in lost:
-                cursor.lost = True
-            else:
-                cursor.committed = cursor.position
+            if queue not in lost:
+                cursor.committed, cursor.polled = cursor.position, False
+        self._forget_lost(lost)
+
+    def _take_left_behind(self) -> list[MessageQueue]:
+        """Queues that were polled since the last commit and went to others; each is told once."""
+        found, self._left_behind = sorted(self._left_behind), set()
+        return found
 
     def land(self, producer: Producer, messages: list[Message]) -> list[SendResult]:
         """Send messages with the offsets of what was polled, in one decision."""
+        if gone := self._take_left_behind():
+            self.rewind()
+            raise taken_over(self._group, gone)
         moved = self._moved()
         brokers = sorted({queue.broker for queue in moved})
         if len(brokers) > 1:
@@ -305,23 +330,35 @@ class PullQueues:
             self.rewind()
             raise
         if lost:
-            self._note_committed({queue: moved[queue] for queue in lost}, lost)
+            self._forget_lost(lost)
             self.rewind()
-            raise PreconditionFailedError(_TAKEN_OVER, group=self._group, queues=sorted(map(tuple, lost)))
+            raise taken_over(self._group, lost)
         self._note_committed(moved, lost)
         return [] if prepared is None else producer.results(prepared, result)
 
     def rewind(self) -> None:
         """Go back to what the log says is committed: messages that were polled since come again."""
+        self._take_left_behind()
         stored = self._groups.committed([queue for queue, cursor in self.cursors.items() if not cursor.lost])
         for queue, offset in self._groups.start_offsets(stored).items():
             cursor = self.cursors[queue]
-            cursor.committed = stored[queue]
+            cursor.committed, cursor.polled = stored[queue], False
             cursor.move(offset)
 
     def leave(self) -> None:
         """Give every queue back, and leave the group."""
         if not self.subscriptions:
             return
+        with self._keeping:
+            self._has_left = True  # a heartbeat after this would keep the queues from the others until it expires
         self._give_back([queue for queue, cursor in self.cursors.items() if not cursor.lost])
         self._groups.leave()
+
+
+def taken_over(group: str, queues: Iterable[MessageQueue]) -> PreconditionFailedError:
+    """What the caller is told of queues that it polled and that are not its own any more."""
+    return PreconditionFailedError(
+        "queues went to other consumers meanwhile, so what was polled of them is not committed",
+        group=group,
+        queues=sorted(map(tuple, queues)),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 from rmq_spark.client.producer import Producer
@@ -15,10 +16,13 @@ from rmq_spark.model.message import Message
 class PullTransaction:
     """Collects messages; they are sent with the consumed offsets when the `with` block ends well."""
 
-    def __init__(self, queues: PullQueues, producer: Producer, lock: threading.RLock) -> None:
+    def __init__(
+        self, queues: PullQueues, producer: Producer, lock: threading.RLock, check_open: Callable[[], None]
+    ) -> None:
         self._queues = queues
         self._producer = producer
         self._lock = lock
+        self._check_open = check_open
         self._messages: list[Message] = []
         self.results: list[SendResult] = []
         """Where the messages are, after the block has ended."""
@@ -43,4 +47,5 @@ class PullTransaction:
             if error is not None:
                 self._queues.rewind()
             else:
+                self._check_open()  # a consumer that was closed has given its queues back
                 self.results = self._queues.land(self._producer, self._messages)

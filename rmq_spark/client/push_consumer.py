@@ -8,13 +8,14 @@ import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from rmq_spark.client.consume_result import FAILURE, SUCCESS, ConsumeOutcome, ConsumeResult
 from rmq_spark.client.consumer_life import ConsumerLife
-from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, ConsumerSettings, start_of
+from rmq_spark.client.consumer_settings import DEFAULT, ConsumeFromArgument, ConsumerSettings, check_settings, start_of
 from rmq_spark.client.group_queues import GroupQueues
 from rmq_spark.client.group_settings import group_settings
 from rmq_spark.client.listener_engine import AGAIN_MS, Listener, ListenerEngine
@@ -26,7 +27,7 @@ from rmq_spark.client.push_engine import PushEngine
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription, subscription
 from rmq_spark.errors import InvalidRequestError, RmqError
-from rmq_spark.model import names
+from rmq_spark.model import names, times
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules import retry
 from rmq_spark.rules.assignment import Strategy, own_room, strategy_of
@@ -120,6 +121,8 @@ class PushConsumer(ConsumerLife):
         for name, number in (("threads", threads), ("batch_size", batch_size)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise InvalidRequestError(f"{name} is a number from 1 on", **{name: number})
+        retry.check_times(max_reconsume_times)
+        check_settings(settings)
         if pop and broadcasting:
             raise InvalidRequestError("with pop the consumers of a group share messages; leave out broadcasting")
         super().__init__(store, group, trace=trace, room=own_room(strategy))
@@ -188,11 +191,13 @@ class PushConsumer(ConsumerLife):
                 once; a coroutine function runs in one event loop.
 
         Raises:
-            InvalidRequestError: nothing is subscribed, or it was started before.
+            InvalidRequestError: nothing is subscribed, it was started before, or `handle` is no function.
             ClosedError: the consumer was closed, or made before a fork.
             RmqError: the group could not be joined; start it again.
         """
         self._check_open()
+        if not callable(handle):
+            raise InvalidRequestError("start takes a function that gets messages", type=type(handle).__name__)
         if not self._subscriptions:
             raise InvalidRequestError("nothing is subscribed; subscribe to a topic first", group=self._group)
         with self._lock:
@@ -211,25 +216,28 @@ class PushConsumer(ConsumerLife):
         self._read_brokers(engine)
         return self
 
-    def join(self, timeout: float | None = None) -> bool:
+    def join(self, timeout: timedelta | float | None = None) -> bool:
         """Wait until the consumer was closed, for a script that does nothing else; False if it was not.
 
         Raises:
+            InvalidRequestError: `timeout` is no duration.
             RmqError: what ended the consumer by itself.
         """
-        ended = self._ended.wait(timeout)
+        ended = self._ended.wait(None if timeout is None else _seconds(timeout))
         if self._error is not None:
             raise self._error
         return ended
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout: timedelta | float = CLOSE_SECONDS) -> None:
         """Hand out no more messages, wait for listeners, commit offsets, and leave the group.
 
         A listener that is not done after `timeout` seconds is left alone; its messages come again.
 
         Raises:
+            InvalidRequestError: `timeout` is no duration; nothing was done.
             RmqError: the offsets could not be committed: messages since the last commit come again.
         """
+        limit = _seconds(timeout)
         with self._lock:
             if self._ended.is_set() or self._is_forked:
                 return
@@ -244,7 +252,7 @@ class PushConsumer(ConsumerLife):
         with engine.changed:
             engine.changed.notify_all()
             if own not in self._workers:
-                engine.changed.wait_for(lambda: engine.is_idle, timeout)
+                engine.changed.wait_for(lambda: engine.is_idle, limit)
         engine.wake_workers(len(self._workers))
         engine.attention.set()
         try:
@@ -252,7 +260,7 @@ class PushConsumer(ConsumerLife):
         finally:
             for thread in self._threads:
                 if thread is not own:
-                    thread.join(timeout)
+                    thread.join(limit)
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
             self._close_traces()
@@ -306,6 +314,10 @@ class PushConsumer(ConsumerLife):
                 target(engine)
             except RmqError as error:
                 self._fail(error)
+            except Exception as error:  # noqa: BLE001 - a strategy of the user's, or a bug: nobody else would say so
+                _log.exception("a thread of a consumer failed (group=%r)", self._group)
+                cause = f"{type(error).__name__}: {error}"
+                self._fail(RmqError("the consumer failed; the log has the details", group=self._group, cause=cause))
 
         # Daemons: an interpreter that exits closes the consumer first (see `start`), and waits for no listener after.
         thread = threading.Thread(target=run, name=f"rmq-push-{name}-{self._group}", daemon=True)
@@ -343,9 +355,15 @@ class PushConsumer(ConsumerLife):
     def _watch_members(self, engine: Engine) -> None:
         seen = engine.nameserver_end
         while not self._stop.is_set():
-            if self._store.nameserver.wait(seen, LOOK_SECONDS):
-                seen = self._store.nameserver.look(lambda view: view.state.offset)
-                engine.share_again()
+            try:
+                if self._store.nameserver.wait(seen, LOOK_SECONDS):
+                    seen = self._store.nameserver.look(lambda view: view.state.offset)
+                    engine.share_again()
+            except RmqError as error:
+                if not error.retriable:
+                    raise
+                _log.warning("the nameserver log cannot be read; trying again (group=%r): %s", self._group, error)
+                self._stop.wait(AGAIN_MS / 1000)
 
     def _read_brokers(self, engine: Engine) -> None:
         for broker in sorted(engine.brokers() - self._reading):
@@ -412,10 +430,19 @@ class PushConsumer(ConsumerLife):
 
     def _local_offsets(self, instance: str, home: str | os.PathLike[str]) -> LocalOffsets:
         # The store's nonce: groups of the same name in two stores must not share offsets.
-        place = Path(home).expanduser() / self._store.info["nonce"] / names.check_broker(instance)
+        place = Path(home).expanduser() / self._store.info["nonce"] / names.check_instance(instance)
         return LocalOffsets(place / f"{self._group.replace('|', '%7C')}.json")
+
+
+def _seconds(timeout: timedelta | float) -> float:
+    return max(0, times.duration_ms(timeout, "timeout")) / 1000
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    # `close` waits for listeners no longer: threads that wait for a coroutine must not do so for ever.
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
     loop.close()

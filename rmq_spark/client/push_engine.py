@@ -306,8 +306,8 @@ class PushEngine(ListenerEngine[ProcessQueue]):
         outcome = self._listener(batch)
         done = outcome.consumed(len(batch))
         held.finish(batch[:done])
-        # Others were sent back: it took too long.
-        left = [message for message in batch[done:] if held.is_running(message)]
+        # Others were sent back, or just are: it took too long.
+        left = held.claim(batch[done:])
         if held.lost or not left:
             held.finish(left)
         elif self._local is not None:
@@ -385,7 +385,7 @@ class PushEngine(ListenerEngine[ProcessQueue]):
             return
         before = now - self._settings.consume_timeout_ms * 1_000_000
         for held in self._all():
-            late = held.overdue(before)
+            late = held.claim(held.overdue(before))
             if late:
                 _log.warning(
                     "a listener takes too long; its messages are sent back (group=%r, queue=%r, messages=%d)",
@@ -395,6 +395,8 @@ class PushEngine(ListenerEngine[ProcessQueue]):
                 )
                 if self._send_back(held, late, TIMEOUT_LEVEL):
                     held.finish(late)
+                else:
+                    held.unclaim(late)
 
     # ------------------------------------------------------------ the end
 

@@ -83,6 +83,13 @@ def scan_topic(
         as `Store.scan`.
     """
     wanted = _columns(columns)
+    for name, text in (("tags", tags), ("sql", sql)):
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequestError(f"{name} must be a text", **{name: text})
+    if keys is not None and not isinstance(keys, str) and not _all_of(keys, str):
+        raise InvalidRequestError("keys is a text or a list of texts", keys=keys)
+    if queue is not None and not isinstance(queue, int) and not _all_of(queue, int):
+        raise InvalidRequestError("queue is a queue id or a list of them", queue=queue)
     now = store.clock.now_ms()
     queues = None if queue is None else frozenset((queue,) if isinstance(queue, int) else queue)
     query = Query(
@@ -97,6 +104,10 @@ def scan_topic(
     if queues is not None:
         _check_queues(store, topic, brokers, queues)
     return pa.schema([schema.MESSAGE.field(name) for name in wanted]), _batches(store, brokers, query, wanted)
+
+
+def _all_of(values: object, kind: type) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str) and all(isinstance(one, kind) for one in values)
 
 
 def _batches(store: Store, brokers: Sequence[str], query: Query, wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch]:

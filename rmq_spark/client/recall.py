@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rmq_spark.client.observer import Observer, tell
 from rmq_spark.client.store import Store
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.rules import recall_handle, timer
 
 
-def recall(store: Store, handle: str | None) -> None:
-    """Keep the message that `handle` names from being delivered; see `Producer.recall`.
+def recall(store: Store, handle: str | None, *, group: str = "", observers: Sequence[Observer] = ()) -> None:
+    """Keep the message that `handle` names from being delivered, and tell observers; see `Producer.recall`.
 
     Raises:
         InvalidRequestError: there is no handle, or it is none.
@@ -21,4 +24,9 @@ def recall(store: Store, handle: str | None) -> None:
     broker, recalled = recall_handle.parse(handle)
     if broker not in store.brokers():
         raise InvalidRequestError("the recall handle names an unknown broker", broker=broker)
-    store.log(broker, timer.TimerProgress).decide(timer.recall(recalled))
+    succeeded = False
+    try:
+        store.log(broker, timer.TimerProgress).decide(timer.recall(recalled))
+        succeeded = True
+    finally:
+        tell(observers, lambda each: each.recalled(group, recalled.topic, recalled.msg_id, succeeded))

@@ -26,6 +26,9 @@ def subscription(topic: str, tags: str | None = None, sql: str | None = None) ->
     """
     if tags is not None and sql is not None:
         raise InvalidRequestError("give either tags or sql, not both", topic=topic)
+    for name, text in (("topic", topic), ("tags", tags or ""), ("sql", sql or "")):
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"{name} must be a text", **{name: text})
     if sql is not None:
         return Subscription(_filter(compile_sql(sql), None), f"sql {sql}")
     by_tag = compile_tags(tags or "*")

@@ -28,8 +28,10 @@ def check_table(table: pa.Table) -> None:
     """Check the columns of a table of messages.
 
     Raises:
-        InvalidRequestError: `body` is missing, or a column is not known.
+        InvalidRequestError: it is no table, `body` is missing, or a column is not known.
     """
+    if not isinstance(table, pa.Table):
+        raise InvalidRequestError("send_table takes a pyarrow Table or RecordBatch", type=type(table).__name__)
     for name in table.column_names:
         if name not in COLUMNS:
             raise InvalidRequestError(

@@ -7,10 +7,10 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from rmq_spark.client.observer import Consumption, Observer, Sending
+from rmq_spark.client.observer import Consumption, EndedTransaction, Observer, Sending
 from rmq_spark.client.store import DEFAULT_BROKER, Store
 from rmq_spark.errors import RmqError
 from rmq_spark.log.message_batch import MessageBatch
@@ -18,7 +18,7 @@ from rmq_spark.model.message import Message
 from rmq_spark.model.message_id import UniqueIds, own_address
 from rmq_spark.model.message_row import MessageRow
 from rmq_spark.rules import system_topics
-from rmq_spark.rules.trace_record import CODE_FAILED, CODE_SUCCESS, TraceRecord, TraceType, encode
+from rmq_spark.rules.trace_record import CODE_FAILED, CODE_SUCCESS, MESSAGE_TYPES, TraceRecord, TraceType, encode
 
 FLUSH_SECONDS: Final = 5.0
 """So long a record waits at most."""
@@ -32,6 +32,9 @@ WAITING_MAX: Final = 20_480
 """So many records may wait; more are dropped, with a line in the log."""
 FLUSH_RECORDS: Final = 2_048
 """With so many waiting, they are written before their time."""
+
+TRANSACTION_END: Final = MESSAGE_TYPES.index("Trans_msg_Commit")
+"""The message type of what a transaction's end says, also of one that was rolled back: as RocketMQ's clients."""
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +116,31 @@ class TraceWriter(Observer):
                 code=CODE_SUCCESS if consumption.succeeded else CODE_FAILED,
             )
             for message in consumption.messages
+        )
+
+    def ended(self, messages: Sequence[EndedTransaction]) -> None:
+        self._add(
+            TraceRecord(
+                type=TraceType.END_TRANSACTION,
+                ms=self._store.clock.now_ms(),
+                group=each.group,
+                topic=each.topic,
+                msg_id=each.msg_id,
+                tags=each.tags or "",
+                keys=each.keys or "",
+                store_host=each.broker,
+                message_type=TRANSACTION_END,
+                transaction_id=each.transaction_id,
+                transaction_state="COMMIT_MESSAGE" if each.committed else "ROLLBACK_MESSAGE",
+                from_check=each.from_check,
+            )
+            for each in messages
+        )
+
+    def recalled(self, group: str, topic: str, msg_id: str, succeeded: bool) -> None:
+        now = self._store.clock.now_ms()
+        self._add(
+            [TraceRecord(type=TraceType.RECALL, ms=now, group=group, topic=topic, msg_id=msg_id, success=succeeded)]
         )
 
     # ------------------------------------------------------------ writing

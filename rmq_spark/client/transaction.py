@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from rmq_spark.client.observer import Observer, ended_messages, tell
 from rmq_spark.client.store import Store
 from rmq_spark.errors import InvalidRequestError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import AppendResult, CommitLog
@@ -13,6 +15,9 @@ from rmq_spark.model.message_row import MessageRow
 from rmq_spark.rules import transaction as rules
 from rmq_spark.rules.transaction import Transactions, TransactionState
 
+Observers = Callable[[], Sequence[Observer]]
+"""Asked when there is something to tell, because observers come and go."""
+
 
 class Transaction:
     """An open transaction of one producer; `Producer.begin_transaction` makes it. Safe to use from any thread.
@@ -20,7 +25,7 @@ class Transaction:
     After `OutcomeUnknownError`, calling `commit` or `rollback` again lands it once.
     """
 
-    def __init__(self, store: Store, group: str, tx_id: str, immunity_ms: int) -> None:
+    def __init__(self, store: Store, group: str, tx_id: str, immunity_ms: int, observers: Observers = tuple) -> None:
         self.id = tx_id
         """Every message of the transaction carries it."""
         self.broker: str | None = None
@@ -30,6 +35,7 @@ class Transaction:
         self._store = store
         self._group = group
         self._immunity_ms = immunity_ms
+        self._observers = observers
         self._lock = threading.Lock()
         self._halves: list[MessageRow] = []
         self._ending: tuple[TransactionState, Rule[None]] | None = None
@@ -110,6 +116,15 @@ class Transaction:
                         self._ending = None  # nothing was written
                     raise
             self.state = outcome
+            if self._halves and (observers := self._observers()):
+                told = ended_messages(
+                    self._halves,
+                    group=self._group,
+                    broker=self.broker or "",
+                    tx_id=self.id,
+                    committed=outcome is TransactionState.COMMIT,
+                )
+                tell(observers, lambda each: each.ended(told))
 
     def _check_open(self) -> None:
         if self.state is not TransactionState.UNKNOWN:

@@ -19,7 +19,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from rmq_spark.errors import CorruptDataError, NotFoundError, OutcomeUnknownError, RmqError
+from rmq_spark.errors import CorruptDataError, NotFoundError, OutcomeUnknownError, RmqError, UnsupportedVersionError
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import parse
 from rmq_spark.log.message_batch import MessageBatch
@@ -71,19 +71,25 @@ def announce(storage: Storage, root: str, batch: MessageBatch, offer: Offer) -> 
 
 def helped_batches(storage: Storage, root: str, known: Collection[str], now_ms: int) -> Iterator[Helped]:
     """What others have announced and a commit of the time `now_ms` may land."""
-    waiting: list[tuple[str, int, bytes]] = []
+    helped = 0
     for path, token, announced_ms in _announced(storage, root):
-        if token in known or now_ms - announced_ms >= LANDABLE_MS or len(waiting) >= HELPED_MAX:
+        if token in known or now_ms - announced_ms >= LANDABLE_MS or helped >= HELPED_MAX:
             continue
         try:
             data = storage.read(path)
             meta = parse(path, data, len(data))
-        except (NotFoundError, CorruptDataError):
-            continue  # its owner has withdrawn it; a damaged one is the owner's to land
-        if meta.kind == "rows" and not names.STATE_TOPICS.intersection(meta.doc["topics"]):
-            waiting.append((token, announced_ms, data))
-    for token, announced_ms, data in waiting:
-        yield Helped(token, announced_ms, MessageBatch(_rows(decode_small_files([data], "rows"))))
+            if meta.kind != "rows" or names.STATE_TOPICS.intersection(meta.doc["topics"]):
+                continue
+            batch = MessageBatch(_rows(decode_small_files([data], "rows")))
+        except (NotFoundError, CorruptDataError, UnsupportedVersionError):
+            continue  # its owner has withdrawn it; one that is damaged or of another version is the owner's to land
+        helped += 1
+        yield Helped(token, announced_ms, batch)
+
+
+def count_announced(storage: Storage, root: str, known: Collection[str]) -> int:
+    """How many announcements there are that have not landed."""
+    return sum(token not in known for _, token, _ in _announced(storage, root))
 
 
 def past_announcements(storage: Storage, root: str, now_ms: int) -> list[str]:
@@ -108,6 +114,12 @@ def _rows(batch: pa.RecordBatch) -> list[Row]:
 
 
 def is_offerable(todo: Sequence[Request]) -> bool:
-    """Whether others may land these requests: plain messages, few, and not offered before."""
-    plain = [each for each in todo if each.batch is not None and each.app is None and each.offer is None]
-    return len(plain) == len(todo) and sum([request.weight[1] for request in todo]) <= BYTES_MAX // 2
+    """Whether others may land these requests: plain messages, few, no state among them, and not offered before."""
+    if sum([each.weight[1] for each in todo]) > BYTES_MAX // 2:
+        return False
+    for each in todo:
+        if each.batch is None or each.app is not None or each.offer is not None:
+            return False
+        if names.STATE_TOPICS.intersection(each.batch.topics()):
+            return False
+    return True

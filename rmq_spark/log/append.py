@@ -40,7 +40,8 @@ from rmq_spark.log.view import Landing, LogView
 from rmq_spark.model.settings import Flush, LogSettings
 from rmq_spark.storage import paths
 
-TURN_SECONDS = 0.05
+TURN_SECONDS = 0.25
+"""So long the turn of another is waited for. With many writers on few cores, one that is not stopped may need it."""
 TRIES_A_TURN = 8
 
 
@@ -98,18 +99,16 @@ class Appender:
     def _race(self, todo: Sequence[Request], deadline: int) -> None:
         """Try slot after slot until the requests are answered, by this handle or by one that helps it."""
         losses = 0
-        # What a named writer sends must not land after another has taken over its name.
-        may_offer = self._epoch == 0 and is_offerable(todo)
-        while True:
-            # Who finds the turn taken offers its rows to whoever has it, and then waits.
-            offers = may_offer and self._pace.has_rivals and (self._has_turns or losses > 0)
-            with self._view.storage.turn(self._place, 0.0 if offers and not losses else TURN_SECONDS) as held:
+        while not todo[0].settled:
+            # Who finds the turn taken offers its rows to whoever has it, and then waits. What a named writer sends must
+            # not land after another has taken over its name.
+            offers = self._pace.rivals_help and (self._has_turns or losses > 0)
+            offers = offers and self._epoch == 0 and is_offerable(todo)
+            waits = not (offers or self._may_be_helped(deadline))
+            with self._view.storage.turn(self._place, TURN_SECONDS if waits else 0.0) as held:
                 self._has_turns = self._has_turns or held
-                if offers and not held:
-                    self._offers.make(todo)
-                    may_offer = False
-                    if self._has_turns:
-                        continue
+                if not held and self._leave_to_others(todo, offers, deadline):
+                    continue
                 for _ in range(TRIES_A_TURN if held else 1):
                     if not self._view.trusted or self._offers.current is not None:
                         # A commit on a state that was not confirmed could name an orphan as its predecessor.
@@ -122,15 +121,34 @@ class Appender:
                             attempts=losses,
                             timeout_ms=self._settings.append_timeout_ms,
                         )
-                    if held and self._pace.has_rivals and self._slot_is_taken():
-                        continue
+                    if held and self._pace.has_rivals:
+                        if self._slot_is_taken():
+                            continue
+                        self._offers.gather()
                     if self._try(todo, deadline):
                         self._pace.yield_to_rivals(held, losses)
                         return
                     losses += 1
                     self._pace.note_rival()
-                    for request in todo:
-                        request.error = None  # a refusal that stood on a state which is not the log's; asked again
+                losses = max(losses, 1)  # also if every slot was taken before it could be tried: the deadline counts
+
+    def _leave_to_others(self, todo: Sequence[Request], offers: bool, deadline: int) -> bool:
+        """The turn is another's: offer it the rows, or look for them in its commits. False: nobody helps."""
+        if offers:
+            self._offers.make(todo)
+            return self._has_turns
+        if not self._may_be_helped(deadline):
+            return False
+        self._refresh()
+        return self._was_helped(todo) or self._pace.rivals_move(
+            self._view.state.offset, self._offers.look_seconds, TURN_SECONDS
+        )
+
+    def _may_be_helped(self, deadline: int) -> bool:
+        """Whether the one who has the turn may land what this one offers: then the log tells sooner than the turn."""
+        offer = self._offers.current
+        helps = self._has_turns and self._pace.rivals_help and self._clock.elapsed_ns() <= deadline
+        return helps and offer is not None and offer.may_land(self._view.state.store_ms)
 
     def _slot_is_taken(self) -> bool:
         """Whether somebody appended while we waited: then the view is fresh again, and nothing was written in vain."""
@@ -283,9 +301,9 @@ class Appender:
             state.undo_trial()
 
     def _fail(self, todo: Sequence[Request], attempt: Attempt | None, error: RmqError) -> NoReturn:
-        """The attempt failed. Answers and refusals are taken back: only its landing would have made them true."""
+        """The attempt failed. Answers and refusals are not told: only its landing would have made them true."""
         for request in todo:
-            if request.admitted is None and not request.files and not isinstance(request.error, OutcomeUnknownError):
+            if request.admitted is None and not request.files:
                 request.error = UnavailableError("nothing was written: the commit before it failed", cause=str(error))
         if attempt is not None:
             if attempt.outcome is Outcome.PLANNED:
@@ -297,10 +315,12 @@ class Appender:
 
     def _finish(self, todo: Sequence[Request]) -> None:
         for request in todo:
-            if request.error is None:
-                if request.attempt is not None:
-                    request.landed = request.attempt.landed
-                request.settled = True
+            if request.refusal is not None:
+                request.error = request.refusal
+                continue
+            if request.attempt is not None:
+                request.landed = request.attempt.landed
+            request.settled = True
 
     # ------------------------------------------------------------ step 2: preparing
 
@@ -308,7 +328,7 @@ class Appender:
         """The rows of all who are admitted; None if there is nothing to append."""
         head = todo[0]
         if head.files:
-            return None if head.error is not None or head.repeated or self._prepared is None else self._prepared[1]
+            return None if head.refusal is not None or head.repeated or self._prepared is None else self._prepared[1]
         batches: list[MessageBatch] = []
         at = 0
         for request in todo:

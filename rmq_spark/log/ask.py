@@ -31,20 +31,21 @@ class Asker:
     def ask(self, state: LogState, todo: Sequence[Request]) -> None:
         """Ask each request on the state as those before it will have left it."""
         for request in todo:
-            request.admitted, request.attempt, request.error = None, None, None
+            request.admitted, request.attempt, request.refusal = None, None, None
             request.repeated, request.rows = False, 0
             try:
                 self._ask_one(state, request)
             except Exception as error:  # noqa: BLE001 - a rule's own fault is its own caller's
-                request.admitted, request.error = None, error
+                request.admitted, request.refusal = None, error
 
     def _ask_one(self, state: LogState, request: Request) -> None:
         offer = request.offer
-        if offer is not None and offer is not self._offers.current:
-            # An earlier offer of the same rows. Here it has not landed, unless it is known to; behind a commit of this
-            # time it never will, unless it is young enough.
-            unclear = offer.outcome is Outcome.UNCLEAR and offer.may_land(state.now_ms)
-            if unclear or offer.landed is not None:
+        if offer is not None:
+            # Here it has not landed, unless it is known to, or that was forgotten while we slept. Behind a commit of
+            # this time an earlier one never will, unless it is young enough; this commit names the current one.
+            earlier = offer is not self._offers.current
+            unclear = offer.outcome is Outcome.UNCLEAR and earlier and offer.may_land(state.now_ms)
+            if unclear or offer.outcome in (Outcome.LANDED, Outcome.FORGOTTEN):
                 raise OutcomeUnknownError("others may have landed it; append the same batch again in a moment")
         if request.app is not None and state.fold(SinkBatches).last.get(request.app[0], -1) >= request.app[1]:
             request.repeated = True

@@ -82,11 +82,11 @@ def _claim(log: CommitLog, names: list[str], floor: int) -> bool:
 
 def _delete_claimed(log: CommitLog) -> list[str]:
     """Delete every claimed file, also those of a collector that died, and sign them off."""
-    view = log.refresh()
-    doomed = sorted(view.state.fold(RowFiles).claimed)
-    if doomed and view.mark.epoch:
+    # No other thread's claim may be on trial meanwhile: it can still be refused, and then its files are needed.
+    doomed, epoch = log.look(lambda view: (sorted(view.state.fold(RowFiles).claimed), view.mark.epoch))
+    if doomed and epoch:
         # Were the mark lost with the power, the commits below its floor would need their row files again.
-        log.storage.sync([paths.mark(log.root, view.mark.epoch)])
+        log.storage.sync([paths.mark(log.root, epoch)])
     for name in doomed:
         log.storage.delete(paths.data_file(log.root, name))
     if doomed:

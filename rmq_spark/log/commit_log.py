@@ -334,9 +334,8 @@ class CommitLog:
         request.earlier = self._unclear.get(request.key) if self._unclear else None
         try:
             self._group.submit(request)
+            self._note_outcome(request)
             result = _result(request)
-            if request.earlier is not None and not isinstance(request.error, OutcomeUnknownError):
-                self._unclear.pop(request.key, None)
         except BaseException:
             self._note(request)  # an interrupt; its commit may still be under way, by another caller
             raise
@@ -359,14 +358,6 @@ class CommitLog:
                 self._give_up(group, error)
                 if not isinstance(error, Exception):
                     raise
-            for request in group:
-                offer, failure = request.offer, request.error
-                if isinstance(failure, RmqError) and offer is not None and offer.outcome is not Outcome.LOST:
-                    request.error = OutcomeUnknownError(
-                        "others may have landed it; append the same batch again", cause=str(failure)
-                    )
-                if isinstance(request.error, OutcomeUnknownError):
-                    self._note(request)
             self._after(group)
 
     def _give_up(self, group: list[Request], error: BaseException) -> None:
@@ -380,7 +371,6 @@ class CommitLog:
                     "it is not known whether the append landed; append the same batch again",
                     cause=f"{type(error).__name__}: {error}",
                 )
-                self._note(request)
         elif isinstance(error, Exception) and len(group) > 1:
             for request in open_:  # one of them is at fault: the others shall not suffer for it
                 self._commit_group([request])
@@ -388,6 +378,21 @@ class CommitLog:
                 raise error  # none of them is: somebody's signal handler raised it, in the leader's thread
         elif isinstance(error, Exception):
             group[0].error = error
+
+    def _note_outcome(self, request: Request) -> None:
+        """Remember the request if it ended unclear; else forget that the same thing was unclear before.
+
+        Each caller does this for itself: whoever commits for it may be interrupted in between.
+        """
+        offer, failure = request.offer, request.error
+        if isinstance(failure, RmqError) and offer is not None and offer.outcome is not Outcome.LOST:
+            request.error = OutcomeUnknownError(
+                "others may have landed it; append the same batch again", cause=str(failure)
+            )
+        if isinstance(request.error, OutcomeUnknownError):
+            self._note(request)
+        elif request.earlier is not None and (request.settled or isinstance(failure, RmqError)):
+            self._unclear.pop(request.key, None)
 
     def _note(self, request: Request) -> None:
         """Remember an append whose caller does not know how it ended, for when the same thing is appended again."""
@@ -418,6 +423,8 @@ class CommitLog:
             view = self._view
             view.folded = 0
             try:
+                if not view.trusted:  # an append was interrupted: what it tried is not the log's state
+                    view.refresh()
                 return write_snapshot(self.storage, self.root, view.state, self.clock.token())
             except RmqError as error:
                 _log.warning("snapshot was not written: %s", error)

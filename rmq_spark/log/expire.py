@@ -2,6 +2,8 @@
 
 Only whole segments go, always the oldest first, never the last one and never leaving a hole. The mark that moves the
 log's start comes first, the deletion after it, so a reader finds either the data or the error that it expired.
+Old commits are rolled into segments first. Where a full disk has no room for that, whole commits go instead, never the
+last one.
 Consumers hold nothing back: RocketMQ's retention looks at age and disk only, and so does this.
 """
 
@@ -10,10 +12,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from rmq_spark.errors import ExistsError, InvalidRequestError, NotFoundError, StorageFullError
+from rmq_spark.errors import CorruptDataError, ExistsError, InvalidRequestError, NotFoundError, StorageFullError
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, write_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import collect_garbage, floor_snapshot, named_snapshots, roll
@@ -31,6 +32,8 @@ class ExpireResult:
 
     segments: tuple[SegmentRef, ...]
     """Segments that were dropped."""
+    messages: int
+    """Messages that were dropped, in segments, or in commits that there was no room to roll."""
     log_start: int
     """First offset that is left."""
     forced: bool
@@ -65,10 +68,10 @@ def expire(
     used, total = log.storage.disk_usage() or (0, 1)
     excess = used - total * settings.disk_force_ratio
     forced = excess > 0
-    hours = {int(hour) for hour in settings.delete_when.split(";")}
     due = not scheduled or used > total * settings.disk_reclaim_ratio
-    due = due or datetime.fromtimestamp(now / 1000, UTC).hour in hours
+    due = due or log.clock.local_hour() in settings.deletion_hours
     by_age = limit if due else None
+    unrolled = 0
     dropped = _drop(log, by_age, excess, hold)
     excess -= sum(segment.bytes for segment in dropped)
     commits = log.refresh().state.commits
@@ -77,19 +80,20 @@ def expire(
             deleted += roll(log, min_commits=1).deleted  # only segments are dropped: old commits go into some first
             dropped += _drop(log, by_age, excess, hold)
         except StorageFullError as error:
-            if not deleted and not dropped:
+            unrolled = _drop_commits(log, by_age, excess, hold)
+            if not deleted and not dropped and not unrolled:
                 raise
-            _log.warning("old commits were not rolled, and so did not expire, for lack of room: %s", error)
+            _log.warning("there was no room to roll old commits; %d messages were dropped: %s", unrolled, error)
     mark = log.refresh().mark
     deleted += collect_garbage(log, mark)
-    return ExpireResult(segments=dropped, log_start=mark.log_start, forced=forced, deleted=deleted)
+    messages = unrolled + sum(segment.end - segment.first for segment in dropped)
+    return ExpireResult(segments=dropped, messages=messages, log_start=mark.log_start, forced=forced, deleted=deleted)
 
 
 def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None) -> tuple[SegmentRef, ...]:
     """Make a mark without the segments that are older than the limit, or in the way on a full disk; return them."""
     while True:
-        view = log.refresh()
-        mark = view.mark
+        mark = log.refresh().mark
         count = _expired(mark, limit_ms, excess)
         if count and hold is not None:
             allowed = hold(mark.segments[count - 1].end)
@@ -97,10 +101,10 @@ def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None
         if not count:
             return ()
         segments = mark.segments[:count]
-        _refuse_unknown_folds(view)
+        used = log.look(_folds_in_use)
         try:
             starts = _starts_behind(log, mark, segments)
-            snapshots = _covering_snapshots(log, mark, segments[-1].end)
+            snapshots = _covering_snapshots(log, mark, segments[-1].end, used)
         except NotFoundError:
             if log.refresh().mark.epoch == mark.epoch:
                 raise
@@ -121,19 +125,62 @@ def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None
         return segments
 
 
-def _refuse_unknown_folds(view: LogView) -> None:
+def _drop_commits(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None) -> int:
+    """Drop old commits without rolling them, and every segment before them; return how many messages those held.
+
+    It needs room for a snapshot and a mark only. The last commit always stays.
+    """
+    view = log.refresh()
+    mark, commits = view.mark, view.state.commits
+    end = mark.floor
+    for first, store_ms, size in zip(commits.firsts[1:], commits.times, commits.sizes, strict=False):
+        if (limit_ms is None or store_ms >= limit_ms) and excess <= 0:
+            break
+        end = first
+        excess -= size
+    if end > mark.floor and hold is not None:
+        allowed = hold(end)
+        end = max((first for first in commits.firsts if first <= allowed), default=mark.floor)
+    if end <= mark.floor:
+        return 0
+    log.look(_folds_in_use)
+    before = LogView(log.files, log.broker, log.view.declared)
+    try:
+        before.load_until(end)
+        starts = before.state.queues.dump()
+        new = replace(
+            mark,
+            epoch=mark.epoch + 1,
+            floor=end,
+            floor_digest=before.state.digest,
+            log_start=end,
+            segments=(),
+            starts=starts,
+            snapshots=(floor_snapshot(log, before),),
+            reason="expire",
+        )
+        write_mark(log.storage, log.root, new, mark, log.clock.token())
+    except (ExistsError, NotFoundError, CorruptDataError) as error:
+        if not isinstance(error, ExistsError) and log.refresh().mark.epoch == mark.epoch:
+            raise
+        return 0  # somebody else maintained the log meanwhile
+    return end - mark.log_start
+
+
+def _folds_in_use(view: LogView) -> set[str]:
     """Whoever deletes records must keep what they say: the state of every fold that has some."""
-    if unknown := sorted(view.state.folds_in_use().keys() - view.state.folds.keys()):
+    used = set(view.state.folds_in_use())
+    if unknown := sorted(used - view.state.folds.keys()):
         raise InvalidRequestError(
             "this process does not fold all state of the log, so it must not delete old messages; declare the folds, "
             "or use a version of rmq-spark that knows them",
             folds=unknown,
         )
+    return used
 
 
-def _covering_snapshots(log: CommitLog, mark: Mark, log_start: int) -> tuple[SnapshotRef, ...]:
+def _covering_snapshots(log: CommitLog, mark: Mark, log_start: int, used: set[str]) -> tuple[SnapshotRef, ...]:
     """Snapshots at or behind the new start that hold every fold in use; a new one is written if there is none."""
-    used = set(log.view.state.folds_in_use())
     kept = tuple(named for named in mark.snapshots if named.offset >= log_start)
     told = {fold for named in kept for fold in named.folds}
     if any(named.offset == mark.floor for named in kept) and used <= told:

@@ -71,8 +71,8 @@ class Fold(ABC):
     version: ClassVar[int] = 1
     """Raised when `dump` changes; a process loads its own version and older ones."""
     topics: ClassVar[tuple[str, ...]]
-    """The system topics that it reads. Records of different topics or queues must not depend on each other's order
-    within one commit; those of one queue are in order."""
+    """The system topics that it reads. Records of one queue are in order. Those of different queues may come in another
+    order than in the log: a segment has all records of one topic before those of the next."""
     columns: ClassVar[tuple[str, ...]] = ("body",)
     """What it needs of each record, of `COLUMNS`."""
 

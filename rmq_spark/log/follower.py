@@ -46,7 +46,7 @@ class Follower:
         self._waiting = 0
         self._woken = 0
         self._closed = False
-        self._error: RmqError | None = None
+        self._error: Exception | None = None
         self._thread: threading.Thread | None = None
         self._watch: Watch | None = None
 
@@ -108,11 +108,18 @@ class Follower:
         return False
 
     def _run(self) -> None:
-        pause = POLL_SECONDS_MIN
         try:
             self._watch = self._storage.watch(self._directory)
         except RmqError as error:
             _log.info("the follower polls: %s", error)
+        try:
+            self._follow()
+        finally:
+            if self._watch is not None:
+                self._watch.close()  # again, most likely; but a close may have come before the watch
+
+    def _follow(self) -> None:
+        pause = POLL_SECONDS_MIN
         while True:
             with self._changed:
                 if not self._waiting and not self._closed:
@@ -137,13 +144,13 @@ class Follower:
                 self._closed = True
                 self._changed.notify_all()
             return False
-        except RmqError as error:
-            if not error.retriable:
+        except Exception as error:  # noqa: BLE001 - a bug, too, is told to those who wait: they would wait for nothing
+            if isinstance(error, RmqError) and error.retriable:
+                _log.warning("the log could not be followed, trying again: %s", error)
+            else:
                 with self._changed:
                     self._error = error
                     self._changed.notify_all()
-            else:
-                _log.warning("the log could not be followed, trying again: %s", error)
             return False
         self.note_end(end)
         return end > before

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import InvalidRequestError, RmqError
-from rmq_spark.log.announce import Helped, announce, helped_batches
+from rmq_spark.log.announce import Helped, announce, count_announced, helped_batches
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.pace import Pace
 from rmq_spark.log.request import Attempt, KnownOffsets, Landed, Offer, Offsets, Outcome, Request
 from rmq_spark.log.state import HELPED_REMEMBERED_MS, HelpedRows, LogState
 from rmq_spark.log.view import Landing, LogView
+
+GATHER_PAUSE_SECONDS: Final = 0.001
+GATHER_LOOKS: Final = 24
+GATHER_LOOKS_IN_VAIN: Final = 3
+"""Whoever has the turn waits for others to offer: so long between two looks, so many looks at most, and so many in a
+row that find nothing new."""
+LOOK_SECONDS_MIN: Final = 0.001
+LOOK_SECONDS_PER_OFFER: Final = 0.0005
+LOOK_SECONDS_MAX: Final = 0.016
+PROBE_EVERY: Final = 4
+"""Every so many commits one more is waited for than the last commit has landed: there may be new writers."""
 
 
 class Offers:
@@ -29,6 +40,32 @@ class Offers:
         """Those that others may still land, as far as is known."""
         self.current: Offer | None = None
         """The one for the requests at hand."""
+        self._landed_last = 0
+        """How many offers the last commit has landed, whoever made it."""
+        self._gathered = 0
+
+    @property
+    def look_seconds(self) -> float:
+        """How long to wait between two looks for the own rows: a commit of many writers takes longer."""
+        return min(max(LOOK_SECONDS_MIN, LOOK_SECONDS_PER_OFFER * self._landed_last), LOOK_SECONDS_MAX)
+
+    def gather(self) -> None:
+        """Wait until as many have offered as the last commit has landed: its writers are on their way back.
+
+        Without that, the turn is mostly free, and each commits alone what all others have to fold.
+        """
+        if not self._landed_last:
+            return
+        self._gathered += 1
+        wanted = self._landed_last + (self._gathered % PROBE_EVERY == 0)
+        before, in_vain = -1, 0
+        for _ in range(GATHER_LOOKS):
+            waiting = count_announced(self._view.storage, self._view.root, self._view.state.helped)
+            in_vain = 0 if waiting > before else in_vain + 1
+            if waiting >= wanted or in_vain >= GATHER_LOOKS_IN_VAIN:
+                return
+            before = waiting
+            self._clock.sleep(GATHER_PAUSE_SECONDS)
 
     def make(self, todo: Sequence[Request]) -> None:
         """Let whoever has the turn land the rows of these requests."""
@@ -64,6 +101,8 @@ class Offers:
             with suppress(InvalidRequestError):  # its owner is told when it lands its rows itself
                 state.admit(each.batch)
                 helped.append(each)
+        if helped:
+            self._pace.note_rival()  # whoever lands everything itself meets no other, and must go on looking for them
         return helped
 
     def names_of(self, offsets: Offsets, slot: int, own_rows: int, helped: Sequence[Helped]) -> list[list[Any]]:
@@ -101,6 +140,7 @@ class Offers:
 
     def settle_from_walk(self, landing: Landing) -> None:
         """A commit was folded: it has landed some, and those that are too old for it are lost."""
+        self._landed_last = len(landing.helped)
         for offer in self._open:
             for token, announced_ms, rows in landing.helped:
                 if token == offer.token:
@@ -112,6 +152,7 @@ class Offers:
 
     def settle_own(self, attempt: Attempt) -> None:
         """A commit of this handle has landed."""
+        self._landed_last = len(attempt.encoded.tail.doc.get("helped", ()))
         for offer in self._open:
             if offer is self.current:
                 offer.land(attempt.landed)

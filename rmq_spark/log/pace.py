@@ -10,6 +10,9 @@ from rmq_spark.errors import ClockSkewError
 CONSECUTIVE_WINS: Final = 16
 BUSY_GAP_NS: Final = 2_000_000_000
 RIVALS_REMEMBERED: Final = 64
+LOOK_GROWTH: Final = 1.5
+STUCK_NS: Final = 2_000_000_000
+"""When the one who has the turn did not move, nobody is waited for so long."""
 
 
 class Pace:
@@ -27,26 +30,54 @@ class Pace:
         self._wins = 0
         self._last_win = 0
         self._rivals = RIVALS_REMEMBERED
+        self._end = -1
+        self._end_since = 0
+        self._pause = 0.0
+        self._stuck_until = 0
 
     @property
     def has_rivals(self) -> bool:
         """Whether others were seen to append lately: only then is it worth a look before a write."""
         return self._rivals > 0
 
+    @property
+    def rivals_help(self) -> bool:
+        """Whether others may land what is offered to them: there are some, and they move."""
+        return self._rivals > 0 and self._clock.elapsed_ns() >= self._stuck_until
+
     def note_rival(self) -> None:
         """Somebody else has appended."""
         self._rivals = RIVALS_REMEMBERED
 
+    def rivals_move(self, end: int, pause: float, patience: float) -> bool:
+        """Pause, and tell whether others go on appending; False: the log's end has not moved for `patience` seconds.
+
+        Then whoever has the turn is stopped, and for a while nobody shall be waited for.
+        """
+        now = self._clock.elapsed_ns()
+        if end != self._end:
+            self._end, self._end_since = end, now
+            self._pause = pause
+        elif now - self._end_since > patience * 1e9:
+            self._end, self._stuck_until = -1, now + STUCK_NS
+            return False
+        self._clock.sleep(self._pause)
+        self._pause = min(LOOK_GROWTH * self._pause, patience / 5)
+        return True
+
     def stamp(self, last_ms: int) -> int:
         """StoreTimestamp = max(previous, now), unless the clock has run away.
 
-        A clock that was set back and is corrected later is no error: it is where its pace says.
+        A clock that was set back and is corrected later is no error. It is where its pace says; or where the log is, if
+        the handle was opened in between.
 
         Raises:
             ClockSkewError: it has jumped ahead.
         """
         now, elapsed = self._clock.now_ms(), self._clock.elapsed_ns()
         expected = self._start[0] + (elapsed - self._start[1]) // 1_000_000
+        if last_ms - expected > self._ahead_max_ms:  # not by this handle: others say that it is later
+            self._start, expected = (last_ms, elapsed), last_ms
         if now - expected > self._ahead_max_ms:
             raise ClockSkewError(
                 "the clock jumped ahead; correct it, or open a new handle if it is right now",

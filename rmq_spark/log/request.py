@@ -200,6 +200,8 @@ class Request:
     """The same append, whose caller does not know how it ended."""
     admitted: MessageBatch | None = None
     """What is appended for it at the position that is being tried."""
+    refusal: BaseException | None = None
+    """Why nothing is appended for it there. Its error only when that position is known to be the log's."""
     first_row: int = 0
     """Where its rows begin in the commit."""
     rows: int = 0

@@ -151,6 +151,17 @@ class LogView:
         for kind in unknown:
             self._learn(kind)
 
+    def load_until(self, end: int) -> None:
+        """Learn the state before the commit at `end`, and nothing behind it. Unconfirmed: a newer mark may void it.
+
+        Raises:
+            NotFoundError, CorruptDataError: as `load_floor`; or the commits before `end` are gone or damaged.
+        """
+        self.load_floor()
+        self.walk(end)
+        if self.state.offset != end:
+            raise NotFoundError("no commit begins here", root=self.root, offset=end, known=self.state.offset)
+
     def use(self, folds: Sequence[type[Fold]]) -> None:
         """Fold these, too, from here on; the view must be fresh.
 
@@ -232,12 +243,14 @@ class LogView:
         """Whether everything the state stands on is confirmed; only then may an append build on it."""
         return self._loaded and not self.state.journal.is_open and self.confirmed == self.state.offset
 
-    def walk(self) -> None:
-        """Steps 1 and 2: fold commits up to the first absent name, unconfirmed."""
+    def walk(self, end: int | None = None) -> None:
+        """Steps 1 and 2: fold commits up to the first absent name, or to `end`, unconfirmed."""
         before = Link(self.state.offset, self.state.digest, self.state.store_ms)
         group: list[FileMeta] = []
         try:
             for meta in self.files.commits_from(before.offset):
+                if before.offset == end:
+                    break
                 before = check_link(meta, before, self.broker)
                 alone = not self._is_plain(meta)
                 if group and (alone or len(group) >= self._joined_max):

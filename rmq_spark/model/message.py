@@ -49,6 +49,8 @@ class Message:
     """The UNIQ_KEY; drawn by the producer when absent. Retries keep it."""
     born_timestamp_ms: int | None = None
     """When the producer made it; the time of sending when absent."""
+    born_host: str | None = None
+    """Where it was made, if that is not where it is sent from."""
 
     def __post_init__(self) -> None:
         # Each send passes here: asking whether every type is the usual one takes a fifth of the full check.
@@ -56,6 +58,7 @@ class Message:
         usual = usual and type(self.delay_level) is int and type(self.priority) in _NUMBER
         usual = usual and type(self.tags) in _TEXT and type(self.keys) in _TEXT and type(self.queue_id) in _NUMBER
         usual = usual and type(self.msg_id) in _TEXT and type(self.sharding_key) in _TEXT
+        usual = usual and type(self.born_host) in _TEXT
         if not (usual and type(self.properties) is dict and type(self.born_timestamp_ms) in _NUMBER):
             _check_types(self)
         names.check_topic(self.topic)
@@ -138,6 +141,7 @@ _TYPES: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "queue_id": ((int, _NoneType), "a whole number"),
     "msg_id": ((str, _NoneType), "a text"),
     "born_timestamp_ms": ((int, _NoneType), "a whole number"),
+    "born_host": ((str, _NoneType), "a text"),
     "delay_level": ((int,), "a whole number"),
     "priority": ((int, _NoneType), "a whole number"),
 }

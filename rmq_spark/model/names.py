@@ -83,6 +83,16 @@ def check_broker(name: str) -> str:
     return name
 
 
+def check_instance(name: str) -> str:
+    """Return `name` if a broadcasting consumer's file can have it in its path."""
+    _check_text("instance", name)
+    if not _BROKER.fullmatch(name):
+        raise InvalidRequestError(
+            "instance must be 1 to 127 of a-z A-Z 0-9 _ . - @ and start with a letter or digit", instance=name
+        )
+    return name
+
+
 def check_queues(count: int) -> int:
     """Return `count` if a topic may have so many queues on one broker."""
     if type(count) is not int or not 1 <= count <= QUEUES_MAX:

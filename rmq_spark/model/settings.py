@@ -53,7 +53,8 @@ class LogSettings:
     retention_ms: int = 72 * HOUR_MS
     """Age after which a segment may be deleted."""
     delete_when: str = "04"
-    """Hours of the day (UTC, `;`-separated) at which `rmq serve` and scheduled expiry delete by age."""
+    """Hours of the day (of the machine that deletes, `;`-separated) at which `rmq serve` and scheduled expiry delete by
+    age."""
     disk_reclaim_ratio: float = 0.75
     """Above this use of the disk, expired segments go at any hour."""
     disk_force_ratio: float = 0.85
@@ -88,6 +89,11 @@ class LogSettings:
         for hour in self.delete_when.split(";"):
             if not hour.isdigit() or int(hour) > 23:
                 raise InvalidRequestError("delete_when lists hours 00 to 23 by ';'", value=self.delete_when)
+
+    @property
+    def deletion_hours(self) -> frozenset[int]:
+        """The hours of `delete_when`."""
+        return frozenset(map(int, self.delete_when.split(";")))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> LogSettings:

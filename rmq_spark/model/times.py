@@ -16,6 +16,7 @@ DIGITS_MIN: Final = 12
 
 _NUMBER: Final = re.compile(r"\d{1,15}", re.ASCII)
 _AGO: Final = re.compile(r"(\d{1,15})(ms|s|m|h|d|w)", re.ASCII)
+_SECONDS: Final = re.compile(r"\d{1,12}(\.\d{1,9})?", re.ASCII)
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _MQADMIN: Final = re.compile(r"(\d{4}-\d\d-\d\d)#(\d\d:\d\d:\d\d):(\d{3})", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,6 +43,19 @@ def parse_time(text: str, option: str, now_ms: int) -> int:
         return parse_instant(text, option)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{option} takes a time: {FORMS}", value=text) from error
+
+
+def parse_duration(text: str, option: str) -> int:
+    """Return the milliseconds of a duration that somebody typed: seconds, or a number with a unit, as `5m`.
+
+    Raises:
+        InvalidRequestError: neither; it names `option`.
+    """
+    if found := _AGO.fullmatch(text):
+        return int(found[1]) * _UNITS_MS[found[2]]
+    if not _SECONDS.fullmatch(text):
+        raise InvalidRequestError(f"{option} takes seconds, or a number with ms, s, m, h, d or w: 5m", value=text)
+    return math.ceil(round(float(text) * 1000, 6))
 
 
 def parse_instant(text: str, option: str, *, round_up: bool = False) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import unquote
 
@@ -24,6 +25,11 @@ STALE_SECONDS: Final = 30.0
 COMPLAINT_SECONDS: Final = 60.0
 """The same complaint about the same user from the same address is logged once in so long."""
 _COMPLAINTS_MAX: Final = 1_024
+DATE_FORMAT: Final = "%Y%m%dT%H%M%SZ"
+"""Of the header `x-mq-date-time`, which is what clients sign."""
+AGE_MS_MAX: Final = 24 * 3600 * 1000
+"""A signature counts for so long before and after its date. Not for less: Apache's clients write the time of their own
+time zone and call it UTC."""
 
 _ACTIONS: Final = {
     Right.PUB: frozenset({Action.PUB}),
@@ -80,9 +86,12 @@ class StoreAuthorizer:
             raise self._unauthorized(call, name, "no such user")
         if not user.enabled:
             raise self._unauthorized(call, name, "the user is disabled")
-        if not is_signed_by(user, signature, call.metadata.get("x-mq-date-time", "")):
+        date_time = call.metadata.get("x-mq-date-time", "")
+        if not is_signed_by(user, signature, date_time):
             raise self._unauthorized(call, name, "wrong signature")
-        call.facts["user"] = name
+        if not is_recent(date_time, self._clock.now_ms()):
+            raise self._unauthorized(call, name, "an old signature, or the clocks differ by more than a day")
+        call.user = call.facts["user"] = name
 
     def allow(self, call: Call, right: Right, kind: str, name: str) -> None:
         """Go on if the caller has `right`, or access control is off.
@@ -105,12 +114,12 @@ class StoreAuthorizer:
             raise RefusedError(Code.FORBIDDEN, f"no policy allows {wanted}", user=user.name)
 
     def _user(self, call: Call, known: AccessList) -> User:
-        name = call.facts.get("user")
+        name = call.user
         if name is None:  # a stream that began before access control was turned on
             raise self._unauthorized(call, "", "no signature")
-        user = known.users.get(str(name))
+        user = known.users.get(name)
         if user is None or not user.enabled:
-            raise self._unauthorized(call, str(name), "the user was deleted or disabled")
+            raise self._unauthorized(call, name, "the user was deleted or disabled")
         return user
 
     def _fresh(self) -> AccessList:
@@ -132,6 +141,15 @@ class StoreAuthorizer:
             self._complaints.clear()
         self._complaints[key] = now
         _log.warning("refused %s of user %r from %s: %s", call.rpc, user[:64], address, problem)
+
+
+def is_recent(date_time: str, now_ms: int) -> bool:
+    """Whether the header `x-mq-date-time` names a time that is near enough for its signature to count."""
+    try:
+        told = datetime.strptime(date_time, DATE_FORMAT).replace(tzinfo=UTC)
+    except ValueError:
+        return False
+    return abs(told.timestamp() * 1000 - now_ms) <= AGE_MS_MAX
 
 
 def source_ip(peer: str) -> str | None:

@@ -51,6 +51,8 @@ class Call:
     group: str = ""
     """For the access log."""
     facts: dict[str, object] = field(default_factory=dict)
+    user: str | None = None
+    """Who signed it; None: nobody, or access control is off."""
 
     def allow_topic(self, right: Right, topic: str) -> None:
         """Go on if the caller has this right on a topic.

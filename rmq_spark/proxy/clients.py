@@ -28,6 +28,8 @@ class Client:
 
     id: str
     type: ClientType = ClientType.UNSPECIFIED
+    user: str | None = None
+    """Whose it is; None: nobody has signed for it."""
     group: str = ""
     """The group that it consumes for."""
     topics: frozenset[str] = frozenset()
@@ -70,26 +72,33 @@ class Clients:
         self._gone = gone
         self._clients: dict[str, Client] = {}
 
-    def heard(self, client_id: str) -> Client | None:
-        """Note that a client called; the client, if it is known."""
+    def heard(self, client_id: str, user: str | None) -> Client | None:
+        """Note that a client called, signed by `user`; the client, if it is known.
+
+        Raises:
+            RefusedError: the client is another user's: what that holds and is asked is not for this one.
+        """
         client = self._clients.get(client_id)
         if client is not None:
+            if user is not None and client.user not in (None, user):
+                raise RefusedError(Code.FORBIDDEN, "another user has a client of this id; take an id of your own")
+            client.user = client.user or user
             client.heard_ns = self._clock.elapsed_ns()
         return client
 
-    def join(self, client_id: str) -> Client:
+    def join(self, client_id: str, user: str | None) -> Client:
         """The client, known from now on.
 
         Raises:
-            RefusedError: there are too many.
+            RefusedError: there are too many, or as `heard`.
         """
-        client = self.heard(client_id)
+        client = self.heard(client_id, user)
         if client is None:
             if len(self._clients) >= self._settings.clients_max:
                 raise RefusedError(Code.TOO_MANY_REQUESTS, "the proxy has too many clients; use another one")
             now = self._clock.elapsed_ns()
             # Heard of after it left: it has not gone, it has no stream yet.
-            client = self._clients[client_id] = Client(client_id, heard_ns=now, left_ns=now - 1)
+            client = self._clients[client_id] = Client(client_id, user=user, heard_ns=now, left_ns=now - 1)
         return client
 
     def open_stream(self, client: Client) -> asyncio.Queue[Any]:

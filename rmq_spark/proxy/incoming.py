@@ -20,6 +20,8 @@ from rmq_spark.rules.message_type import MessageType
 NAMESPACE_MARK: Final = "%"
 """Stands between a namespace and a name, as in RocketMQ."""
 MESSAGE_ID_CHARS_MAX: Final = 128
+BORN_HOST_CHARS_MAX: Final = 255
+"""As long as a host name can be."""
 _GZIP: Final = 47
 """zlib's window bits for gzip or zlib data, whichever it is."""
 TRACE_CONTEXT: Final = "__TRACE_CONTEXT"
@@ -73,8 +75,8 @@ def duration_ms(duration: Any) -> int:
     return int(duration.seconds) * 1000 + int(duration.nanos) // 1_000_000
 
 
-def incoming(wire_message: Any, settings: ProxySettings, now_ms: int) -> Incoming:
-    """The message that a client sends.
+def incoming(wire_message: Any, settings: ProxySettings, now_ms: int, address: str | None = None) -> Incoming:
+    """The message that a client sends; `address` is the client's, for a message that does not say where it was made.
 
     Raises:
         RefusedError: something about it is wrong; the code names what.
@@ -111,6 +113,7 @@ def incoming(wire_message: Any, settings: ProxySettings, now_ms: int) -> Incomin
             deliver_at=deliver_at,
             msg_id=msg_id,
             born_timestamp_ms=_born_ms(system, now_ms),
+            born_host=_born_host(system) or address,
         )
     except InvalidRequestError as error:
         problem = str(error)
@@ -236,6 +239,13 @@ def _born_ms(system: Any, now_ms: int) -> int:
     born = system.born_timestamp
     ms = int(born.seconds) * 1000 + int(born.nanos) // 1_000_000
     return ms if 0 < ms < 1 << 47 else now_ms
+
+
+def _born_host(system: Any) -> str:
+    told: str = system.born_host
+    if len(told) > BORN_HOST_CHARS_MAX:
+        raise RefusedError(Code.BAD_REQUEST, "born host is longer than 255 characters", chars=len(told))
+    return told
 
 
 RESERVED: Final = properties.RESERVED | {properties.SHARDING_KEY, properties.TRANSACTION_ID, TRACE_CONTEXT}

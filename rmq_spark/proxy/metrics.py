@@ -48,14 +48,23 @@ class Metrics:
         self.calls = self._make(Gauge, "rocketmq_processor_watermark", "Calls under way.")
         self.up = self._make(Gauge, "rocketmq_proxy_up", "1 while the proxy serves.")
         self._children: dict[tuple[Any, ...], Any] = {}
+        self._sent: dict[tuple[str, MessageType], tuple[Any, Any, Any]] = {}
 
     def note_sent(self, topic: str, kind: MessageType, count: int, size: int) -> None:
         """Messages of one kind were sent."""
-        system = str(system_topics.is_system(topic)).lower()
-        told = str(kind).lower()
-        self._child(self._in, topic, told, system).inc(count)
-        self._child(self._in_bytes, topic, told, system).inc(size)
-        self._child(self._size, told).observe(size / count)
+        known = self._sent.get((topic, kind))
+        if known is None:
+            system = str(system_topics.is_system(topic)).lower()
+            told = str(kind).lower()
+            known = self._sent[topic, kind] = (
+                self._child(self._in, topic, told, system),
+                self._child(self._in_bytes, topic, told, system),
+                self._child(self._size, told),
+            )
+        messages, throughput, sizes = known
+        messages.inc(count)
+        throughput.inc(size)
+        sizes.observe(size / count)
 
     def note_received(self, topic: str, group: str, count: int, size: int, *, retry: bool = False) -> None:
         """A client was given messages."""

@@ -115,14 +115,17 @@ class Receiving:
     async def receive_message(self, call: Call, request: Any, context: Any) -> AsyncIterator[Any]:
         """A status, the messages, and when they were handed over."""
         ask = await self._ask(call, request, context)
-        self._clients.heard(call.client_id)
+        if ask.auto_renew:
+            self._clients.join(call.client_id, call.user)  # who cannot be kept messages for claims none
+        else:
+            self._clients.heard(call.client_id, call.user)
         messages = await self._receive(ask)
         if not messages:
             yield wire.ReceiveMessageResponse(status=EMPTY)
             return
         if ask.auto_renew:
-            # Before the client has them: if it goes meanwhile they are given back.
-            self._clients.join(call.client_id)
+            # Before the client has them: if it goes meanwhile they are given back. It may have gone while it waited.
+            self._clients.join(call.client_id, call.user)
             self._renew.keep(call.client_id, ask.group, messages)
         size = sum(len(message.body) for message in messages)
         self._metrics.note_received(ask.topic.name, ask.group, len(messages), size)
@@ -244,7 +247,7 @@ class Receiving:
     def _sources(self, ask: Ask) -> list[Source]:
         found = QueueSources()
         queues = queues_in_turn(ask.topic, ask.broker, next(self._turns)) if ask.queue is None else [ask.queue]
-        found.add(ask.group, ask.topic.name, queues, ask.wanted, orderly=ask.fifo is not None)
+        found.add(ask.group, ask.topic.name, queues, ask.wanted)
         return found.in_turn(self._store.clock)
 
     async def _try(self, ask: Ask, reader: PopBroker, sources: Sequence[Source]) -> Taken:

@@ -16,6 +16,7 @@ from rmq_spark.errors import NotFoundError, PreconditionFailedError, RmqError
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.message import Message
 from rmq_spark.proxy import wire
+from rmq_spark.proxy.auth import source_ip
 from rmq_spark.proxy.calls import Call, Right
 from rmq_spark.proxy.incoming import Incoming, incoming, topic_name
 from rmq_spark.proxy.metrics import Metrics
@@ -60,7 +61,8 @@ class Sending:
         if not request.messages:
             raise RefusedError(Code.BAD_REQUEST, "the request holds no message")
         now_ms = self._store.clock.now_ms()
-        given = [incoming(each, self._settings, now_ms) for each in request.messages]
+        address = source_ip(call.peer)
+        given = [incoming(each, self._settings, now_ms, address) for each in request.messages]
         first = given[0]
         topic = first.message.topic
         call.allow_topic(Right.PUB, topic)

@@ -36,7 +36,7 @@ class Telemetry:
 
     async def telemetry(self, call: Call, requests: Any, context: Any) -> AsyncIterator[Any]:
         """The telemetry stream: each of the client's settings is answered by the proxy's; commands come between."""
-        client = self._clients.join(call.client_id)
+        client = self._clients.join(call.client_id, call.user)
         commands = self._clients.open_stream(client)
         reader = asyncio.ensure_future(self._read(call, client, requests, commands))
         try:
@@ -53,6 +53,10 @@ class Telemetry:
                 command = next_command.result()
                 if command is None:
                     return
+                if command.HasField("recover_orphaned_transaction_command"):
+                    # It holds a message: the right to publish may have been withdrawn since the stream began.
+                    topic = command.recover_orphaned_transaction_command.message.topic
+                    call.allow_topic(Right.PUB, topic_name(topic))
                 yield command
         finally:
             reader.cancel()
@@ -62,7 +66,7 @@ class Telemetry:
         async for command in requests:
             if command is None:
                 raise RefusedError(Code.BAD_REQUEST, "the command cannot be decoded")
-            self._clients.heard(client.id)
+            self._clients.heard(client.id, call.user)
             if command.HasField("settings"):
                 await commands.put(await self._settle(call, client, command.settings))
         # The client has said all it had to say, and may still listen: the stream ends when it leaves.
@@ -127,12 +131,13 @@ class Telemetry:
             raise RefusedError(Code.UNRECOGNIZED_CLIENT_TYPE, "unknown client type", client_type=kind)
         if kind in _CONSUMERS:
             call.allow_group(group_name(request.group))
-        self._clients.heard(call.client_id)
+        self._clients.heard(call.client_id, call.user)
         return wire.HeartbeatResponse(status=OK)
 
     async def terminate(self, call: Call, request: Any, context: Any) -> Any:
         """A client says that it ends."""
         if request.HasField("group"):
             call.group = resource_name(request.group)
-        await self._clients.leave(call.client_id)
+        if self._clients.heard(call.client_id, call.user) is not None:
+            await self._clients.leave(call.client_id)
         return wire.NotifyClientTerminationResponse(status=OK)

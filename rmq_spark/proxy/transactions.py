@@ -65,14 +65,15 @@ class TransactionEnds:
         if not found or not await self._directory.has_broker(broker):
             raise RefusedError(Code.INVALID_TRANSACTION_ID, "not a transaction id of this store")
         try:
-            await self._workers.run(self._end, broker, tx_id, outcome)
+            await self._workers.run(self._end, broker, tx_id, topic, outcome)
         except PreconditionFailedError as error:
             raise RefusedError(Code.INVALID_TRANSACTION_ID, str(error)) from error
         self._metrics.note_ended(topic, committed=outcome is TransactionState.COMMIT)
         return wire.EndTransactionResponse(status=OK)
 
-    def _end(self, broker: str, tx_id: str, outcome: TransactionState) -> None:
-        settle_by_id(self._store.log(broker, Transactions), tx_id, outcome)
+    def _end(self, broker: str, tx_id: str, topic: str, outcome: TransactionState) -> None:
+        # The right to publish was asked for this topic only.
+        settle_by_id(self._store.log(broker, Transactions), tx_id, outcome, topic=topic)
 
 
 class CheckBack:

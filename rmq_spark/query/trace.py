@@ -7,6 +7,7 @@ copied into the group's retry topic, and in the end into its dead-letter topic. 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,11 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.client.store import Store
+from rmq_spark.log.scan import Query
 from rmq_spark.model.properties import REAL_TOPIC, TRANSACTION_ID
 from rmq_spark.query.messages import MessageQuery
 from rmq_spark.rules import system_topics
 from rmq_spark.rules.offsets import ConsumerOffsets
 from rmq_spark.rules.pop import PopState
+from rmq_spark.rules.timer import TimerProgress
 from rmq_spark.rules.trace_record import TraceRecord, TraceType, decode
 from rmq_spark.rules.transaction import Op, op_id
 
@@ -35,7 +38,7 @@ class Step:
 
     stage: str
     """`half`, `checked` (its producers were asked), `committed`, `rolled back`, `given up` (asked too often),
-    `delayed`, `delivered`, `retried` or `dead-lettered`."""
+    `delayed`, `recalled`, `delivered`, `retried` or `dead-lettered`."""
     topic: str
     real_topic: str | None
     """Where a half or delayed message is meant to go."""
@@ -67,6 +70,9 @@ def trace(store: Store, msg_id: str, *, query: MessageQuery | None = None) -> li
     halves = [row for row in rows if row["topic"] == system_topics.HALF_TOPIC]
     if halves:
         rows += _transaction(asked, _properties(halves[0]).get(TRANSACTION_ID))
+    parked = next((row for row in rows if row["topic"] == system_topics.TIMER_TOPIC), None)
+    if parked is not None:
+        rows += _recall(store, parked)
     rows.sort(key=lambda row: (row["storeTimestamp"], row["brokerName"], row["commitOffset"]))
     return [_step(store, row) for row in rows]
 
@@ -133,6 +139,21 @@ def _transaction(query: MessageQuery, tx_id: str | None) -> list[dict[str, Any]]
     for op, stage in ((Op.COMMIT, "committed"), (Op.ROLLBACK, "rolled back")):
         said += [{**row, "stage": stage} for row in _rows(query, op_id(tx_id, op, checks))]
     return said
+
+
+def _recall(store: Store, parked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The record that keeps a delayed message from being delivered; none if it was not recalled."""
+    log = store.log(parked["brokerName"])
+    query = Query(topics=frozenset(TimerProgress.topics), start=parked["commitOffset"])
+    for batch in log.scan(query):
+        named = batch.filter(pc.match_substring(batch.column("body"), parked["msgId"]))
+        for row in named.to_pylist():
+            recalled = json.loads(row["body"]).get("recall")
+            if recalled is not None and recalled[1:] == [_properties(parked)[REAL_TOPIC], parked["msgId"]]:
+                said = {name: row[name] for name in ("topic", "queueId", "queueOffset", "commitOffset")}
+                ms = int(row["storeTimestamp"].timestamp() * 1000 + 0.5)
+                return [{**parked, **said, "storeTimestamp": ms, "stage": "recalled"}]
+    return []
 
 
 def _stage(topic: str) -> str:

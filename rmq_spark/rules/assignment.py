@@ -144,9 +144,11 @@ def strategy_of(strategy: str | Strategy) -> Strategy:
     """The strategy of a name, or itself.
 
     Raises:
-        InvalidRequestError: no such name.
+        InvalidRequestError: no such name, or neither a name nor a function.
     """
     if not isinstance(strategy, str):
+        if not callable(strategy):
+            raise InvalidRequestError("strategy takes a name or a function", type=type(strategy).__name__)
         return strategy
     name, _, rooms = strategy.partition(":")
     if name == _ROOM and rooms:

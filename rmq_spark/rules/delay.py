@@ -13,7 +13,6 @@ Rows come one by one (`park`, `unpark`) or as columns (`park_columns`, `due_afte
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -108,26 +107,6 @@ def of_message(message: Message, now_ms: int) -> Delay:
     return Delay(message.delay_level, message.deliver_ms(now_ms)) if message.is_delayed else NO_DELAY
 
 
-def asked_for(properties: Mapping[str, str], now_ms: int) -> Delay:
-    """The delay that the properties of a message ask for when a client sends it.
-
-    DELAY, else TIMER_DELAY_SEC, else TIMER_DELAY_MS, else TIMER_DELIVER_MS. A message with TIMER_OUT_MS has been a
-    timer before, and is none again (rule 16).
-
-    Raises:
-        InvalidRequestError: a value is no number.
-    """
-    level = _integer(properties, names.DELAY_LEVEL)
-    if level is not None and level > 0:
-        return Delay(level=level)
-    if names.TIMER_OUT_MS in properties:
-        return NO_DELAY
-    for name, unit_ms in ((names.TIMER_DELAY_SEC, 1000), (names.TIMER_DELAY_MS, 1)):
-        if (delay := _integer(properties, name)) is not None:
-            return Delay(deliver_ms=now_ms + delay * unit_ms)
-    return Delay(deliver_ms=_integer(properties, names.TIMER_DELIVER_MS))
-
-
 def check_delay(delay: Delay, now_ms: int, settings: DelaySettings = DEFAULT) -> None:
     """Check that a delivery time is not too far ahead: exactly the maximum is allowed (rule 14).
 
@@ -202,15 +181,6 @@ def unpark(message: StoredMessage) -> MessageRow:
             "parked message does not name its topic", topic=message.topic, commit_offset=message.commit_offset
         )
     return message.to_row()._replace(topic=topic, queue_id=_stored_integer(message, names.REAL_QID))
-
-
-def _integer(properties: Mapping[str, str], name: str) -> int | None:
-    text = properties.get(name)
-    if text is None:
-        return None
-    if not _INTEGER.fullmatch(text):
-        raise InvalidRequestError("property is not a whole number", property=name, value=text)
-    return int(text)
 
 
 def _stored_integer(message: StoredMessage, name: str) -> int:

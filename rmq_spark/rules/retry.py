@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from rmq_spark.errors import InvalidRequestError
 from rmq_spark.model import properties as names
 from rmq_spark.model.message_id import offset_id
 from rmq_spark.model.message_row import MessageRow
@@ -92,6 +93,19 @@ def max_times(asked: int, *, orderly: bool = False, group_max: int = RETRY_MAX_T
     if is_given(asked):
         return asked
     return ORDERLY_MAX_TIMES if orderly else group_max
+
+
+def check_times(asked: int) -> None:
+    """Refuse a `max_reconsume_times` that says nothing.
+
+    Raises:
+        InvalidRequestError: no number, or below -1.
+    """
+    if isinstance(asked, bool) or not isinstance(asked, int) or asked < -1:
+        raise InvalidRequestError(
+            "max_reconsume_times is a number from 0 on, or -1 for what the group's settings say",
+            max_reconsume_times=asked,
+        )
 
 
 def is_given(asked: int) -> bool:

@@ -29,7 +29,6 @@ Place = tuple[str, int]
 
 READ: Final = 4
 WRITE: Final = 2
-INHERIT: Final = 1
 """Bits of a topic's permission; 6 is read and write."""
 
 
@@ -43,10 +42,6 @@ class QueueNumbers:
     write: int
     """Producers see queues 0 to write - 1."""
     permission: int = READ | WRITE
-
-    def stranded(self) -> range:
-        """Queues that are written and never read (rule 22)."""
-        return range(self.read, self.write)
 
 
 def write_queues(numbers: Iterable[QueueNumbers]) -> list[Place]:

@@ -7,15 +7,10 @@ from typing import Final
 
 COMPRESSED: Final = 0x1
 """The body is compressed."""
-MULTI_TAGS: Final = 0x2
-"""Several tags; no current client sets it."""
 BORN_IPV6: Final = 0x10
 """The producer's address is IPv6."""
 STORE_IPV6: Final = 0x20
 """The broker's address is IPv6."""
-NEED_UNWRAP: Final = 0x40
-INNER_BATCH: Final = 0x80
-"""Several messages in one body."""
 
 TRANSACTION_MASK: Final = 0xC
 COMPRESSION_MASK: Final = 0x700

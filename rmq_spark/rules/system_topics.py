@@ -34,8 +34,6 @@ TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 """Message traces that clients write."""
 TRACE_DATA_PREFIX: Final = "rmq_sys_TRACE_DATA_"
 """Trace topics of a region."""
-REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
-"""POP's checkpoints and acks, by cluster."""
 
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 """Groups of the engine itself start with this; users' listings leave them out."""

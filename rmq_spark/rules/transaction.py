@@ -30,6 +30,8 @@ SERVICE: Final = "transaction-check"
 HALF_QUEUE: Final = 0
 IMMUNITY_MS: Final = 6_000
 """Nobody is asked about a transaction before it is so old (RocketMQ's `transactionTimeOut`)."""
+IMMUNITY_SECONDS_MAX: Final = 2**31 - 1
+"""Longest immunity that a message may ask for, RocketMQ's largest number."""
 
 _STATE: Final = "STATE"
 _CHECKS: Final = "CHECKS"
@@ -117,8 +119,7 @@ class Transactions(Fold):
     def _begin(self, properties: Any, offset: int, store_ms: int) -> None:
         tx_id = properties[names.TRANSACTION_ID]
         group, topic = properties[names.PRODUCER_GROUP], properties[names.REAL_TOPIC]
-        seconds = properties.get(names.CHECK_IMMUNITY_SECONDS)
-        immunity_ms = IMMUNITY_MS if seconds is None else round(float(seconds) * 1000)
+        immunity_ms = _immunity_ms(properties.get(names.CHECK_IMMUNITY_SECONDS))
         known = self.open.get(tx_id, OpenTransaction(group, store_ms, store_ms + immunity_ms))
         self.open[tx_id] = replace(known, halves=(*known.halves, offset), topics=(*known.topics, topic))
 
@@ -148,6 +149,20 @@ class Transactions(Fold):
             )  # fmt: skip
 
 
+def _immunity_ms(seconds: str | None) -> int:
+    """How long nobody is asked, as a half message says.
+
+    Raises:
+        ValueError: that is no time.
+    """
+    if seconds is None:
+        return IMMUNITY_MS
+    immunity = float(seconds)
+    if not 0 <= immunity <= IMMUNITY_SECONDS_MAX:
+        raise ValueError(f"{names.CHECK_IMMUNITY_SECONDS} must be 0 to {IMMUNITY_SECONDS_MAX}")
+    return round(immunity * 1000)
+
+
 # ------------------------------------------------------------ rows
 
 
@@ -164,7 +179,7 @@ def half_row(row: MessageRow, tx_id: str, group: str, *, deliver_ms: int | None,
     if deliver_ms is not None:
         pairs.append((names.TIMER_DELIVER_MS, str(deliver_ms)))
     if immunity_ms != IMMUNITY_MS:
-        pairs.append((names.CHECK_IMMUNITY_SECONDS, f"{immunity_ms / 1000:g}"))
+        pairs.append((names.CHECK_IMMUNITY_SECONDS, f"{immunity_ms / 1000}".removesuffix(".0")))
     flags = sys_flag.with_transaction(row.sys_flag, sys_flag.Transaction.NONE)
     return row._replace(topic=HALF_TOPIC, queue_id=HALF_QUEUE, sys_flag=flags, properties=pairs)
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from rmq_spark.client.store import Store
-from rmq_spark.errors import DataExpiredError, OutcomeUnknownError, PreconditionFailedError
+from rmq_spark.errors import OutcomeUnknownError, PreconditionFailedError
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.expire import ExpireResult, Hold, expire
 from rmq_spark.log.view import LogView
-from rmq_spark.rules.all_folds import ALL_FOLDS, BROKER_FOLDS
+from rmq_spark.rules.all_folds import ALL_FOLDS
 from rmq_spark.rules.transaction import OpenTransaction, Transactions
 from rmq_spark.services.rolling import maintained_logs
 from rmq_spark.services.timer import BrokerTimers
 from rmq_spark.services.transaction_check import BrokerChecks
 from rmq_spark.services.work_share import is_my_turn
 from rmq_spark.storage import paths
+from rmq_spark.storage.base import Storage
 from rmq_spark.storage.upkeep import with_reserve
 
 LOOK_SECONDS: Final = 10.0
@@ -40,16 +42,25 @@ def retention_hold(log: CommitLog) -> Hold:
     return hold
 
 
-def expire_broker(
-    store: Store, broker: str, *, scheduled: bool = False, before_ms: int | None = None
-) -> ExpireResult:  # fmt: skip
-    """`expire` of a broker's log, with everything that is pending kept.
+def expire_safely(log: CommitLog, *, scheduled: bool = False, before_ms: int | None = None) -> ExpireResult:
+    """`expire` of any log of a store, with everything that is pending kept. On a full disk it uses the reserve.
 
     Raises:
         as `expire`.
     """
-    log = store.log(broker, *BROKER_FOLDS)
-    return expire(log, scheduled=scheduled, before_ms=before_ms, hold=retention_hold(log))
+    log.check_writable()
+    if _use(log.storage) > log.settings.disk_full_ratio:
+        # What is pending must be appended again before its segment can go: the limit would keep the disk full for ever.
+        settings = replace(log.settings, disk_full_ratio=1.0)
+        with CommitLog(log.storage, log.root, log.broker, settings=settings, clock=log.clock) as freeing:
+            return _expire(freeing, scheduled=scheduled, before_ms=before_ms)
+    return _expire(log, scheduled=scheduled, before_ms=before_ms)
+
+
+def _expire(log: CommitLog, *, scheduled: bool, before_ms: int | None) -> ExpireResult:
+    log.use(*ALL_FOLDS)
+    hold = None if log.root == paths.NAMESERVER else retention_hold(log)
+    return with_reserve(log.storage, partial(expire, log, scheduled=scheduled, before_ms=before_ms, hold=hold))
 
 
 class RetentionService:
@@ -74,7 +85,7 @@ class RetentionService:
             for log in maintained_logs(self._store):
                 # On a disk that is nearly full nothing is written for a lease: its record would take a message's place.
                 if self._has_work(log) and (self._is_forced() or is_my_turn(log, self.name, self._holder)):
-                    self._expire(log)
+                    self.segments += len(expire_safely(log, scheduled=True).segments)
         waits = partial(
             expiry_waits_ms, now_ms=self._store.clock.now_ms(), retention_ms=self._store.settings.retention_ms
         )
@@ -93,24 +104,21 @@ class RetentionService:
     def _is_forced(self) -> bool:
         return disk_use(self._store) > self._store.settings.disk_force_ratio
 
-    def _expire(self, log: CommitLog) -> None:
-        log.use(*ALL_FOLDS)
-        hold = None if log.root == paths.NAMESERVER else retention_hold(log)
-        done = with_reserve(log.storage, partial(expire, log, scheduled=True, hold=hold))
-        self.segments += len(done.segments)
-
 
 def is_deletion_time(store: Store) -> bool:
     """Whether messages may be deleted now: by the hour, or because the disk fills."""
-    hours = {int(hour) for hour in store.settings.delete_when.split(";")}
-    if datetime.fromtimestamp(store.clock.now_ms() / 1000, UTC).hour in hours:
+    if store.clock.local_hour() in store.settings.deletion_hours:
         return True
     return disk_use(store) > store.settings.disk_reclaim_ratio
 
 
 def disk_use(store: Store) -> float:
     """The used part of the store's disk; 0 where that is not known, as on object stores."""
-    usage = store.storage.disk_usage()
+    return _use(store.storage)
+
+
+def _use(storage: Storage) -> float:
+    usage = storage.disk_usage()
     return usage[0] / usage[1] if usage and usage[1] else 0.0
 
 
@@ -134,10 +142,13 @@ def _give_up_old(log: CommitLog, checks: BrokerChecks, start: int) -> None:
             return {}
         # What has its first half before the new start began before the first commit that stays.
         limit = next((segment.max_ms for segment in reversed(view.mark.segments) if segment.end <= start), 0)
+        commits = view.state.commits  # they go only where there is no room to roll them
+        limit = max(
+            (ms for first, ms in zip(commits.firsts, commits.times, strict=True) if first < start), default=limit
+        )
         return {tx_id: each for tx_id, each in open_.items() if each.began_ms <= limit}
 
-    for tx_id, transaction in log.look(old).items():
-        try:
-            checks.give_up(tx_id, transaction)
-        except (PreconditionFailedError, OutcomeUnknownError, DataExpiredError):
-            continue
+    while found := log.look(old):
+        for tx_id, transaction in found.items():
+            with suppress(PreconditionFailedError, OutcomeUnknownError):  # the next look tells what has become of it
+                checks.give_up(tx_id, transaction)

@@ -45,14 +45,15 @@ class StatusPage:
         port: of TCP; 0 takes a free one.
         statuses: asked with each request.
         metrics: answer `/metrics`, too.
+        collectors: more of `prometheus_client` to ask for `/metrics`.
 
     Raises:
         MissingExtraError: `metrics` without prometheus-client.
         UnavailableError: the port is taken.
     """
 
-    def __init__(self, port: int, statuses: Statuses, *, metrics: bool) -> None:
-        expose = _exposition(statuses) if metrics else None
+    def __init__(self, port: int, statuses: Statuses, *, metrics: bool, collectors: Sequence[Any] = ()) -> None:
+        expose = _exposition(statuses, collectors) if metrics else None
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -101,7 +102,7 @@ class StatusPage:
         self.close()
 
 
-def _exposition(statuses: Statuses) -> Callable[[], tuple[bytes, str]]:
+def _exposition(statuses: Statuses, collectors: Sequence[Any]) -> Callable[[], tuple[bytes, str]]:
     """Makes the text that Prometheus reads, and its content type."""
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -129,5 +130,6 @@ def _exposition(statuses: Statuses) -> Callable[[], tuple[bytes, str]]:
             yield from (lag, last, runs, failures)
 
     registry = CollectorRegistry()
-    registry.register(Collector())
+    for each in (Collector(), *collectors):
+        registry.register(each)
     return lambda: (generate_latest(registry), CONTENT_TYPE_LATEST)

@@ -15,7 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.client.store import Store
-from rmq_spark.errors import CorruptDataError, OutcomeUnknownError, PreconditionFailedError, UnavailableError
+from rmq_spark.errors import (
+    CorruptDataError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StorageFullError,
+    UnavailableError,
+)
 from rmq_spark.log.arrow_columns import RowReorderer
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.point_read import Places, PointReader
@@ -60,6 +66,8 @@ class _Look:
     """How many messages were ever parked."""
     lease_ms: int
     """Until when another copy is preferred; 0 if none is."""
+    durable: int
+    """Up to where the log survives a power loss."""
 
 
 class BrokerTimers:
@@ -125,6 +133,9 @@ class BrokerTimers:
                 self.log.decide(timer.carry(look.mark, reach, copies))
             except (PreconditionFailedError, OutcomeUnknownError):
                 continue  # the mark says what has become of it
+            except StorageFullError:
+                if not self.log.storage.release_reserve():
+                    return int(commit[0])
             except UnavailableError:
                 return int(commit[0])
 
@@ -141,10 +152,11 @@ class BrokerTimers:
                 timers.levels(),
                 sum(last for topic in WAITING_TOPICS for _, _, last in state.queues.of_topic(topic)),
                 lease.until_ms if lease is not None and other else 0,
+                max(state.durable, view.mark.floor),  # what was rolled is durable
             )
 
         look = self.log.look(ask)
-        self.index.refresh(look.mark, look.end, look.levels, look.log_start, look.parked)
+        self.index.refresh(look.mark, look.end, look.levels, look.log_start, look.parked, durable=look.durable)
         return look
 
     def _deliver(self, look: _Look, step: Step) -> None:
@@ -152,6 +164,8 @@ class BrokerTimers:
             return service_lease.renewal(state, timer.SERVICE, self._holder)
 
         messages = self._read(step.due, step.commit, max(look.log_ms, self.log.clock.now_ms()), look.levels)
+        if len(step.due) > 2 * self._rows:
+            return  # larger messages than before: they were read, and go out in several commits
         copies = delivered(messages, step.due)
         try:
             self.delivered += self.log.decide(timer.deliver(look.mark, step.after, copies, renewal)).answer
@@ -180,15 +194,23 @@ class BrokerTimers:
         next_due, next_commit = self.index.soon(now_ms + AHEAD_MS, limit)
         known, first = np.unique(np.concatenate((commit, next_commit)), return_index=True)
         messages = self._fetch(known, np.concatenate((due, next_due))[first], levels)
-        size = max(1, messages.nbytes // messages.num_rows)
-        self._rows = max(1, min(GROWTH * self._rows, ROWS_MAX, BYTES_AIM // size))
         self._ahead = (known, messages)
         self._may_read_more = len(next_due) == limit and limit < AHEAD_STEPS * self._rows
         return RowReorderer(messages).take(np.searchsorted(known, commit))
 
     def _fetch(self, commit: I64, due: I64, levels: Levels) -> pa.RecordBatch:
         """The parked messages at these log offsets, checked to be what the index says they are."""
-        messages = self._reader.fetch(Places(commit))
+        try:
+            messages = self._reader.fetch(Places(commit))
+        except (pa.ArrowException, MemoryError) as error:
+            # Arrow takes 2 GiB of bodies at once; how large they are is not known before they are read.
+            if self._rows == 1:
+                raise
+            self._rows = max(1, self._rows // GROWTH)
+            raise UnavailableError("the messages are too large to be read together; fewer are read next") from error
+        if messages.num_rows:
+            size = max(1, messages.nbytes // messages.num_rows)
+            self._rows = max(1, min(GROWTH * self._rows, ROWS_MAX, BYTES_AIM // size))
         if messages.num_rows == len(commit) and np.array_equal(due_times(messages, levels), due):
             self._rebuilt = False
             return messages
@@ -265,6 +287,8 @@ class TimerService:
 
 def set_delay_levels(store: Store, levels: str) -> None:
     """Give the delay levels of a store other delays, such as `1s 5s 10s`; messages that wait keep theirs.
+
+    Each broker keeps its own list: one that is added later has RocketMQ's 18 levels until this is called again.
 
     Raises:
         InvalidRequestError: not a list of numbers with s, m, h or d.

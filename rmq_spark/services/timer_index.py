@@ -98,6 +98,7 @@ class TimerIndex:
         self._runs: list[Run] = []
         self._mark: Progress | None = None
         self._parked: int | None = None
+        self._may_save = keep
         self.frontier = 0
         """Everything below this log offset is indexed."""
         self.unreadable = 0
@@ -105,7 +106,16 @@ class TimerIndex:
 
     # ------------------------------------------------------------ following the log
 
-    def refresh(self, mark: Progress, end: int, levels: Levels, log_start: int, parked: int | None = None) -> None:
+    def refresh(
+        self,
+        mark: Progress,
+        end: int,
+        levels: Levels,
+        log_start: int,
+        parked: int | None = None,
+        *,
+        durable: int | None = None,
+    ) -> None:
         """Take in what was parked below `end`, and what the mark settles.
 
         Args:
@@ -114,12 +124,15 @@ class TimerIndex:
             levels: what delay levels mean.
             log_start: the log's start.
             parked: how many messages were ever parked below `end`. While it stays the same, the log is not read.
+            durable: up to where the log survives a power loss; None: up to `end`. A file must not say what the log may
+                forget: messages would be missing in it.
 
         Raises:
             RmqError: the log could not be read; call again.
         """
         if self._mark is None:
             self._load_files(max(mark.floor, log_start))
+        self._may_save = self._keep and (durable is None or durable >= end)
         if end > self.frontier:
             if parked is None or parked != self._parked:
                 self._take_in(self.frontier, end, levels)
@@ -156,7 +169,7 @@ class TimerIndex:
             newer, older = runs.pop(), runs.pop()
             columns = [np.concatenate(pair) for pair in zip(older.pending(), newer.pending(), strict=True)]
             runs.append(_sorted(older.first, newer.end, columns[0], columns[1]))
-        if self._keep and runs and runs[-1].file is None and len(runs[-1].due) >= RUN_ROWS:
+        if self._may_save and runs and runs[-1].file is None and len(runs[-1].due) >= RUN_ROWS:
             self._save(runs[-1])
 
     def _drop_settled_runs(self) -> None:

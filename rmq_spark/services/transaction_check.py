@@ -6,12 +6,14 @@ the producers of the group follow it (`client/check_answers.py`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from rmq_spark.client.check_answers import read_halves
 from rmq_spark.client.store import Store
-from rmq_spark.errors import OutcomeUnknownError, PreconditionFailedError
+from rmq_spark.errors import DataExpiredError, OutcomeUnknownError, PreconditionFailedError
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
@@ -22,6 +24,8 @@ from rmq_spark.rules.transaction import CheckSettings, OpenTransaction, Transact
 
 LOOK_SECONDS: Final = 1.0
 """So often open transactions are looked at."""
+
+_log = logging.getLogger(__name__)
 
 
 class BrokerChecks:
@@ -49,7 +53,6 @@ class BrokerChecks:
         """
         now, others_until, open_ = self._log.look(self._look)
         due = {tx_id: each for tx_id, each in open_.items() if each.next_check_ms <= now}
-        self.next_check_ms = min((each.next_check_ms for each in open_.values()), default=None)
         for tx_id, transaction in due.items():
             if others_until > now and now - transaction.next_check_ms < service_lease.TAKEOVER_MS:
                 continue
@@ -60,15 +63,29 @@ class BrokerChecks:
                     self.give_up(tx_id, transaction)
             except (PreconditionFailedError, OutcomeUnknownError):
                 continue  # somebody else was faster, or it may have landed: the next look tells
+        if due:
+            _, _, open_ = self._log.look(self._look)
+        self.next_check_ms = min((each.next_check_ms for each in open_.values()), default=None)
 
     def give_up(self, tx_id: str, transaction: OpenTransaction) -> None:
         """End a transaction without making its messages visible; they are kept in TRANS_CHECK_MAX_TIME_TOPIC.
 
+        Those that retention has taken are lost, which is logged.
+
         Raises:
             PreconditionFailedError: it is not open any more, or has other messages now.
-            DataExpiredError: retention has taken its messages.
         """
-        halves = read_halves(self._log, transaction)
+        try:
+            halves = read_halves(self._log, transaction)
+        except DataExpiredError as error:
+            first = int(str(error.context["first"]))
+            left = tuple(offset for offset in transaction.halves if offset >= first)
+            _log.warning(
+                "half messages expired before their transaction was settled: transaction=%s messages=%d",
+                tx_id,
+                len(transaction.halves) - len(left),
+            )
+            halves = read_halves(self._log, replace(transaction, halves=left))
         rows = [rules.given_up_row(half.to_row(), transaction.checks) for half in halves]
         self._log.decide(rules.give_up(tx_id, len(transaction.halves), rows))
 

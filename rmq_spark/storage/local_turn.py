@@ -52,6 +52,9 @@ class Turn:
                 return True
         except OSError:
             pass
+        except BaseException:
+            self.__exit__()  # an interrupt: nobody else gives the turn back
+            raise
         return False
 
     def __exit__(self, *_: object) -> None:

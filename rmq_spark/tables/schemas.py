@@ -101,11 +101,6 @@ class TableSpec:
         """Delta's transaction id under which a broker's log enters the table; its version is the log offset reached."""
         return f"rmq-{self.name}-{broker}"
 
-    def broker_of(self, app_id: str) -> str | None:
-        """The broker of a transaction id; None when it is of somebody else."""
-        prefix = self.app_id("")
-        return app_id[len(prefix) :] if app_id.startswith(prefix) else None
-
 
 _DELTA: Final = "DELTA_BINARY_PACKED"
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from rmq_spark.client.producer import Producer
 from rmq_spark.client.push_consumer import PushConsumer
@@ -26,12 +25,10 @@ from rmq_spark.services.runner import ServiceRunner
 from rmq_spark.services.service import Service
 from rmq_spark.services.timer import TimerService, set_delay_levels
 from rmq_spark.services.transaction_check import TransactionCheckService
-from rmq_spark.testing.queue_world import Closable, Feature, MessageKind, QueueWorld, Received
+from rmq_spark.testing.queue_world import WAIT_SECONDS, Closable, MessageKind, QueueWorld, RealTimeQueue, Received
 
 STEP_SECONDS: Final = 10.0
 """Manual time passes in such steps: a live consumer ticks all the time, and would else lose its leases."""
-WAIT_SECONDS: Final = 300.0
-"""So long a condition is waited for, in the time of the world."""
 
 
 class EmbeddedQueue(QueueWorld):
@@ -202,13 +199,9 @@ class _Steps:
             self._engine.leave()
 
 
-class ThreadedQueue(EmbeddedQueue):
+class ThreadedQueue(RealTimeQueue, EmbeddedQueue):
     """The machine's time; services and consumers run in threads of their own, as in a program."""
 
-    lacks: ClassVar[frozenset[Feature]] = frozenset({Feature.MANUAL_TIME})
-    invisible_seconds = 1.0
-    delay_seconds = 1.0
-    first_retry_seconds = 1.0
     check_immunity_seconds = 0.5
 
     def __init__(self, store: Store) -> None:
@@ -223,18 +216,3 @@ class ThreadedQueue(EmbeddedQueue):
         consumer = self._push_consumer(group, topic, **{**wanted, **options})
         self._closers.append(consumer.close)
         return consumer.start(handle)
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def pass_time(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def settle(self) -> None:
-        time.sleep(0.2)
-
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {WAIT_SECONDS:.0f} s"
-            time.sleep(0.02)

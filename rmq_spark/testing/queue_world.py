@@ -6,12 +6,16 @@ are sent as `Message`; what is received has the fields of `Received`. Errors are
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from rmq_spark.model.message import Message
+
+WAIT_SECONDS: Final = 300.0
+"""So long a condition is waited for, in the time of the world."""
 
 
 class Feature(Enum):
@@ -175,3 +179,27 @@ class QueueWorld(ABC):
     def has(self, feature: Feature) -> bool:
         """Whether it can do this."""
         return feature not in self.lacks
+
+
+class RealTimeQueue(QueueWorld):
+    """A world whose time is the machine's: waiting is sleeping, and delays are short."""
+
+    lacks: ClassVar[frozenset[Feature]] = frozenset({Feature.MANUAL_TIME})
+    invisible_seconds = 1.0
+    delay_seconds = 1.0
+    first_retry_seconds = 1.0
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def pass_time(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def settle(self) -> None:
+        time.sleep(0.2)
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: not within {WAIT_SECONDS:.0f} s"
+            time.sleep(0.02)

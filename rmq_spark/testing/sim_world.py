@@ -234,6 +234,9 @@ class SimClock:
     def sleep(self, seconds: float) -> None:
         self._world.sleep(seconds)
 
+    def local_hour(self) -> int:
+        return self.now_ms() // 3_600_000 % 24
+
     def token(self) -> str:
         self._world.tokens += 1
         return f"{self._world.tokens:032x}"

@@ -239,6 +239,8 @@ class Simulation:
         for request in group:
             request.earlier = log._unclear.get(request.key)  # as `CommitLog._submit` does
         log._commit_group(group)
+        for request in group:
+            log._note_outcome(request)
         return requests
 
     def _make_rule(self, log: CommitLog, name: str) -> tuple[Tried, Rule[int]] | None:

@@ -200,7 +200,7 @@ class TestMqadmin:
             for word in alias.command[1:]:
                 command = command.commands[word]
             known = {text for param in command.params for text in (*param.opts, *param.secondary_opts)}
-            plain = {becomes for becomes in alias.letters.values() if isinstance(becomes, str)} - {"@", ""}
+            plain = {becomes for becomes in alias.letters.values() if isinstance(becomes, str)} - {"@", "", "!"}
             wanted = plain | {word for word in alias.fixed if word.startswith("--")}
             assert wanted <= known, name
 
@@ -254,6 +254,15 @@ class TestMqadmin:
         assert run("clusterList", "--json").json == run("brokerStatus", "-b", "broker-0", "--json").json
         assert run("deleteSubGroup", "-g", "h").code == 0
         assert run("deleteTopic", "-c", "cluster", "-t", "t", "--yes").code == 0
+
+    def test_letters_that_have_no_value_in_mqadmin_need_none(self, run: Run, store: Path) -> None:
+        run("sendMessage", "-t", "t", "-p", "hello")
+        run("consumeMessage", "-t", "t", "-g", "g")
+        for words in (("topicList", "-c"), ("statsAll", "-a"), ("clusterList", "-m"), ("consumerProgress", "-s")):
+            assert run(*words, "--json").code == 0, words
+            assert run(*words, "-n", "ns:9876", "--json").code == 0, words
+        assert run("consumerStatus", "-s", "-g", "g", "--json").code == 0
+        assert run("consumerProgress", "-s", "-g", "g", "--json").json["lag"] == 0
 
     def test_wrong_values(self, run: Run, store: Path) -> None:
         assert run("updateTopic", "-t").code == 2

@@ -90,8 +90,24 @@ def test_topics_are_listed_with_their_size_and_last_time(run: Run, store: Path, 
     }  # fmt: skip
     lines = run("topic", "list").out.splitlines()
     assert lines[0].split("  ")[0] == "TOPIC"
-    assert lines[1].split() == ["idle", "1", "0", "-", "UNSPECIFIED", "6", "broker-0"]
+    assert lines[1].split() == ["idle", "1", "0", "0", "-", "UNSPECIFIED", "6", "broker-0"]
     assert lines[3].split()[:3] == ["two", "2", "4"]
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_topics_are_listed_with_the_bytes_of_what_they_hold(run: Run, store: Path, rolled: bool) -> None:
+    run("send", "small", "--count", "50", "--size", "10")
+    run("send", "large", "--count", "50", "--size", "100000")
+    run("send", "gone", "--count", "50", "--size", "1000")
+    run("topic", "delete", "gone", "--yes")
+    run("send", "gone", "--body", "x")
+    if rolled:
+        run("roll")
+    sizes = {topic["topic"]: topic["bytes"] for topic in run("topic", "list", "--json").json}
+    files = sum(log["bytes"] for log in run("info", "--json").json["logs"])
+    assert 4_500_000 <= sizes["large"] <= files
+    assert sizes["small"] <= 500_000  # the block that it shares with others, at most
+    assert 0 < sizes["gone"] <= 500_000
 
 
 def test_a_topic_gets_more_queues_and_keeps_its_messages(run: Run, store: Path) -> None:

@@ -69,9 +69,9 @@ def test_text_has_the_columns_of_read(run: Run, orders: Path) -> None:
         (("--key", "a\udcff"), "UTF-8"),
         (("--id", "a\udcff"), "UTF-8"),
         (("--key", "a", "--columns", "bodi"), "did you mean 'body'"),
-        (("--key", "a", "--from", "yesterday"), "--from takes a time"),
-        (("--key", "a", "--since", "2026"), "--from takes a time: a bare number"),
-        (("--from", "1h", "--until", "2h"), "--to is before --from"),
+        (("--key", "a", "--from", "yesterday"), "--from/--since takes a time"),
+        (("--key", "a", "--since", "2026"), "--from/--since takes a time: a bare number"),
+        (("--from", "1h", "--until", "2h"), "--to/--until is before --from/--since"),
         (("--queue", "0", "--from-offset", "5", "--to-offset", "2"), "--to-offset is before --from-offset"),
     ],
 )

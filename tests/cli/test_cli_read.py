@@ -72,7 +72,7 @@ def test_times_narrow_in_every_form(run: Run, rolled: bool) -> None:
     assert bodies(run, "--from", "2999-01-01T00:00:00+02:00") == []
     ran = run("read", "t", "--from", "yesterday")
     assert ran.code == 2
-    assert "--from takes a time: now, 5m (ago; ms, s, m, h, d, w), ISO 8601" in ran.err
+    assert "--from/--since takes a time: now, 5m (ago; ms, s, m, h, d, w), ISO 8601" in ran.err
 
 
 def test_times_may_be_relative(run: Run, store: Path) -> None:
@@ -166,9 +166,9 @@ def test_the_engines_own_topics_can_be_read(run: Run) -> None:
         (("t", "--queue", "0", "--queue", "2"), 3, "no such queue (topic='t', queue=2"),
         (("rmq_sys_topic_config", "--queue", "1"), 3, "no such queue"),
         (("t", "--from-offset", "5", "--to-offset", "2"), 2, "--to-offset is before --from-offset"),
-        (("t", "--from", "1h", "--to", "2h"), 2, "--to is before --from"),
-        (("t", "--from", "2026"), 2, "--from takes a time: a bare number is milliseconds since 1970"),
-        (("t", "--since", "5x"), 2, "--from takes a time"),
+        (("t", "--from", "1h", "--to", "2h"), 2, "--to/--until is before --from/--since"),
+        (("t", "--from", "2026"), 2, "--from/--since takes a time: a bare number is milliseconds since 1970"),
+        (("t", "--since", "5x"), 2, "--from/--since takes a time"),
         (("t", "--from-offset", "-1"), 2, "--from-offset"),
         (("t", "--from-offset", "9" * 30), 2, "--from-offset"),
         (("t", "--limit", "many"), 2, "--limit"),

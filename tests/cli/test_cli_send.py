@@ -255,3 +255,55 @@ def test_json_lines_may_hold_any_unicode(run: Run) -> None:
     body = "".join(map(chr, [*range(1, 0x250), 0x2028, 0x1F600]))
     run("send", "t", stdin=json.dumps({"body": body}) + "\n")
     assert read(run, "--columns", "body") == [{"body": body}]
+
+
+def test_a_delivery_time_is_given_in_three_ways(run: Run, store: Path) -> None:
+    for option, value in (("--delay", "5m"), ("--deliver-at", "2999-01-01T00:00:00Z"), ("--delay-level", "3")):
+        sent = run("send", "t", "--body", option, option, value, "--json").json
+        assert sent["queueOffset"] is None
+    assert run("send", "t", "--delay", "1.5", stdin="one\ntwo\n").out.count("not in the log yet") == 2
+    assert read(run) == []
+    with Store.open(str(store), services="off") as opened:
+        waiting = [*opened.scan("rmq_sys_wheel_timer"), *opened.scan("SCHEDULE_TOPIC_XXXX")]
+    rows = {row["body"]: row for batch in waiting for row in batch.to_pylist()}
+    assert dict(rows[b"--deliver-at"]["properties"])["TIMER_DELIVER_MS"] == "32472144000000"
+    assert dict(rows[b"--delay-level"]["properties"])["DELAY"] == "3"
+    born = int(rows[b"--delay"]["bornTimestamp"].timestamp() * 1000)
+    assert 0 <= int(dict(rows[b"--delay"]["properties"])["TIMER_DELIVER_MS"]) - born - 300_000 < 10_000
+    assert {b"one", b"two"} <= rows.keys()
+
+
+def test_a_priority_needs_a_topic_that_has_them(run: Run) -> None:
+    run("topic", "create", "p", "--type", "PRIORITY")
+    assert run("send", "p", "--body", "x", "--priority", "2", "--json").json["queueId"] == 2
+    refused = run("send", "t", "--body", "x", "--priority", "2")
+    assert (refused.code, read(run)) == (2, [])
+    assert "priority" in refused.err.lower()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--delay", "soon"], "--delay takes seconds, or a number with ms, s, m, h, d or w"),
+        (["--delay", "-1"], "--delay takes seconds"),
+        (["--deliver-at", "5m"], "--deliver-at takes milliseconds since 1970 or ISO 8601"),
+        (["--delay", "1", "--deliver-at", "2999-01-01"], "give either --delay or --deliver-at"),
+        (["--delay", "1", "--delay-level", "3"], "give either --delay or --delay-level"),
+        (["--delay-level", "19"], "19 is not in the range"),
+        (["--priority", "-1"], "-1 is not in the range"),
+        (["--count", "3", "--delay", "5"], "--delay does not go with --count"),
+        (["--count", "3", "--priority", "5"], "--priority does not go with --count"),
+    ],
+)
+def test_delivery_options_that_make_no_sense_are_refused(run: Run, options: list[str], problem: str) -> None:
+    body = [] if "--count" in options else ["--body", "x"]
+    ran = run("send", "t", *body, *options)
+    assert ran.code == 2
+    assert problem in " ".join(ran.err.split())
+    assert read(run) == []
+
+
+def test_a_wrong_time_is_told_under_both_names_of_its_option(run: Run) -> None:
+    assert "--from/--since takes a time" in run("read", "t", "--since", "yesterday").err
+    assert "--to/--until takes a time" in run("read", "t", "--until", "tomorrow").err
+    assert "--from/--since takes a time" in run("consume", "t", "--group", "g", "--since", "yesterday").err

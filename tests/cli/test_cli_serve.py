@@ -74,6 +74,7 @@ def test_it_serves_tells_its_health_and_stops_on_sigterm(store: Path):
         assert code == 200
         assert 'rmq_service_lag_seconds{service="timer"} 0.0' in text
         assert re.search(r'rmq_service_runs_total\{service="roll"\} [1-9]', text)
+        assert "rocketmq_consumer_group_number{" in text  # gauges of the store: lags and the like
         assert get(port, "/other")[0] == 404
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=GIVE_UP_SECONDS)

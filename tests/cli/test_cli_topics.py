@@ -33,7 +33,7 @@ def test_topics_are_created_listed_shown_and_deleted(run: Run, store: Path) -> N
     made = run("topic", "create", "events", "--broker", "b-1", "--broker", "b-2", "--json").json
     assert made == {**SETTINGS, "topic": "events", "queues": {"b-1": 8, "b-2": 8}, "writeQueues": {"b-1": 8, "b-2": 8}}
     orders = {**SETTINGS, "topic": "orders", "queues": {"broker-0": 3}, "writeQueues": {"broker-0": 3}}
-    empty = {"messages": 0, "lastTimestamp": None}
+    empty = {"messages": 0, "bytes": 0, "lastTimestamp": None}
     assert run("topic", "list", "--json").json == [{**made, **empty}, {**orders, **empty}]
     run("send", "orders", "--body", "x", "--queue", "1")
     shown = run("topic", "show", "orders", "--json").json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from group_store import again, memory_store
@@ -12,6 +13,7 @@ from rmq_spark import Admin, LitePullConsumer, Message, Producer, SimpleConsumer
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import ExistsError, InvalidRequestError, NotFoundError
 from rmq_spark.rules.group_config import GroupSettings, RetryPolicyName
+from rmq_spark.services.timer import TimerService, set_delay_levels
 
 
 @pytest.fixture
@@ -212,7 +214,10 @@ class TestBrokers:
             Producer(store).send(Message("t", b"x"))
         sent = store.log("a").look(lambda view: view.state.queues.bounds("t", 0)[1])
         admin.offsets.commit("g", {("t", "a", 0): 0})
-        state = admin.brokers.drain("a", timeout=0)
+        with pytest.raises(InvalidRequestError, match="timeout takes a timedelta"):
+            admin.brokers.drain("a", timeout="soon")  # type: ignore[arg-type]
+        assert not admin.brokers.drained("a").read_only
+        state = admin.brokers.drain("a", timeout=timedelta(0))
         assert (state.read_only, state.routed, state.is_drained, state.left) == (True, True, False, {"g": sent})
         admin.offsets.commit("g", {("t", "a", 0): sent})
         assert not admin.brokers.drained("a").is_drained  # producers remember routes
@@ -232,6 +237,15 @@ class TestBrokers:
             assert (state.left, state.delayed, state.is_drained) == ({"g": 1}, 1, False)
             consumer.ack(held)
         assert admin.brokers.drained("broker-0").left == {}
+
+    def test_changed_delay_levels_do_not_count_for_messages_that_were_delivered_before(self, store: Store) -> None:
+        Producer(store).send(Message("t", b"x", delay_level=1))
+        advance(store, 1)
+        TimerService(store).run_once()
+        set_delay_levels(store, "1h")
+        assert Admin(store).brokers.drained("broker-0").delayed == 0
+        Producer(store).send(Message("t", b"x", delay_level=1))
+        assert Admin(store).brokers.drained("broker-0").delayed == 1
 
     def test_draining_tells_how_far_it_is(self, store: Store) -> None:
         admin = Admin(store)

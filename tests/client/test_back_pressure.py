@@ -9,7 +9,7 @@ import pytest
 from group_store import memory_store
 from push_steps import advance
 
-from rmq_spark import Admin, BackPressureError, Message, Producer, Store
+from rmq_spark import Admin, BackPressureError, Message, Producer, SimpleConsumer, Store
 from rmq_spark.client import back_pressure
 from rmq_spark.clock import ManualClock
 
@@ -94,3 +94,28 @@ def test_topics_without_a_limit_are_not_looked_at(store: Store, monkeypatch: pyt
 
     monkeypatch.setattr(back_pressure.BackPressure, "check", fail)
     Producer(store).send(Message("free", b"x"))
+
+
+def test_what_pop_consumers_hold_is_left_to_consume(store: Store) -> None:
+    Admin(store).delete_group("slow", force=True)
+    producer = Producer(store)
+    send(store, 3, producer)
+    consumer = SimpleConsumer(store, "pop", consume_from="earliest").subscribe("t")
+    held = consumer.receive(3, 60, 0)
+    advance(store, 1)
+    with pytest.raises(BackPressureError, match="pop"):
+        producer.send(Message("t", b"x"))
+    consumer.ack(held[:1])
+    advance(store, 1)
+    producer.send(Message("t", b"x"))
+
+
+def test_what_a_fifo_group_holds_is_counted_once(store: Store) -> None:
+    Admin(store).delete_group("slow", force=True)
+    producer = Producer(store)
+    send(store, 2, producer)
+    Admin(store).update_group("pop", orderly=True)
+    consumer = SimpleConsumer(store, "pop", consume_from="earliest").subscribe("t")
+    assert len(consumer.receive(2, 60, 0)) == 2
+    advance(store, 1)
+    producer.send(Message("t", b"x"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from group_store import again, memory_store
 from push_steps import advance, committed
 
 from rmq_spark import (
+    Admin,
     ClosedError,
     InvalidRequestError,
     LitePullConsumer,
@@ -40,6 +42,14 @@ def send(store: Store, *bodies: str, queue: int = 0, topic: str = "t") -> None:
 
 def bodies(consumer: LitePullConsumer, **options: int) -> list[str]:
     return [message.body.decode() for message in consumer.poll(0, **options)]
+
+
+def sleep_through_lease(consumer: LitePullConsumer, store: Store) -> None:
+    """Its thread is stopped with its process, for longer than it takes to expire as a member."""
+    consumer._ended.set()
+    consumer._thread.join()  # type: ignore[union-attr]
+    consumer._ended.clear()
+    advance(store, 121)
 
 
 def test_poll_returns_messages_in_order_and_then_none(store: Store) -> None:
@@ -164,10 +174,7 @@ def test_a_consumer_that_slept_through_its_lease_cannot_commit(store: Store) -> 
         sleeper = LitePullConsumer(store, "g", auto_commit=False).subscribe("t")
         send(store, "a")
         assert bodies(sleeper) == ["a"]
-        sleeper._ended.set()  # its thread is stopped with the process
-        sleeper._thread.join()  # type: ignore[union-attr]
-        sleeper._ended.clear()
-        advance(store, 121)
+        sleep_through_lease(sleeper, store)
         with LitePullConsumer(other_store, "g").subscribe("t") as other:
             assert bodies(other) == ["a"]
             with pytest.raises(PreconditionFailedError, match="went to other consumers"):
@@ -209,14 +216,53 @@ class TestTransaction:
             consumer = self.consumer(store)
             with pytest.raises(PreconditionFailedError), consumer.transaction() as tx:
                 tx.send(Message("out", consumer.poll(0)[0].body))
-                consumer._ended.set()
-                consumer._thread.join()  # type: ignore[union-attr]
-                consumer._ended.clear()
-                advance(store, 121)
+                sleep_through_lease(consumer, store)
                 other = self.consumer(other_store)
                 with other.transaction() as mine:
                     mine.send(Message("out", other.poll(0)[0].body + b" by other"))
             assert [row["body"] for row in store.read("out").to_pylist()] == [b"a by other"]
+
+    def test_a_consumer_whose_upkeep_found_the_lease_lost_sends_nothing(self, store: Store) -> None:
+        send(store, "a")
+        consumer = LitePullConsumer(store, "g", auto_commit=False).subscribe("t")
+        assert bodies(consumer) == ["a"]
+        sleep_through_lease(consumer, store)
+        with LitePullConsumer(again(store), "g", auto_commit=False).subscribe("t") as other:
+            assert bodies(other) == ["a"]
+            consumer._queues.keep()  # as the thread does while the caller works
+            with pytest.raises(PreconditionFailedError, match="went to other consumers"), consumer.transaction() as tx:
+                tx.send(Message("out", b"A"))
+            consumer.close()
+        assert store.read("out").num_rows == 0
+
+    def test_a_queue_that_was_given_up_between_two_polls_refuses_it(self, store: Store) -> None:
+        send(store, "a", queue=0)
+        send(store, "b", queue=1)
+        consumer = LitePullConsumer(store, "g", auto_commit=False).subscribe("t")
+        assert sorted(bodies(consumer)) == ["a", "b"]
+        with LitePullConsumer(again(store), "g", auto_commit=False).subscribe("t") as other:
+            bodies(other)
+            advance(store, 20)
+            assert bodies(consumer) == []  # this poll gives one queue back
+            assert len(consumer.assignment()) == 1
+            with pytest.raises(PreconditionFailedError, match="went to other consumers"), consumer.transaction() as tx:
+                tx.send(Message("out", b"A"))
+                tx.send(Message("out", b"B"))
+            assert store.read("out").num_rows == 0
+            assert len(bodies(consumer)) == 1  # what is still its own comes again
+            with consumer.transaction() as tx:
+                tx.send(Message("out", b"once"))
+            consumer.close()
+        assert store.read("out")["body"].to_pylist() == [b"once"]
+
+    def test_a_consumer_that_was_closed_meanwhile_sends_nothing(self, store: Store) -> None:
+        send(store, "a")
+        consumer = LitePullConsumer(store, "g", auto_commit=False).subscribe("t")
+        assert bodies(consumer) == ["a"]
+        with pytest.raises(ClosedError), consumer.transaction() as tx:
+            tx.send(Message("out", b"A"))
+            consumer.close()
+        assert store.read("out").num_rows == 0
 
     def test_an_assigned_queue_that_somebody_else_committed_refuses_it(self, store: Store) -> None:
         send(store, "a")
@@ -247,6 +293,79 @@ class TestTransaction:
     def test_a_consumer_that_commits_by_itself_has_no_transactions(self, store: Store) -> None:
         with pytest.raises(InvalidRequestError, match="auto_commit=False"):
             LitePullConsumer(store, "g").transaction()
+
+
+def test_a_commit_of_what_was_lost_says_so_however_it_was_found_out(store: Store) -> None:
+    send(store, "a")
+    consumer = LitePullConsumer(store, "g", auto_commit=False).subscribe("t")
+    assert bodies(consumer) == ["a"]
+    sleep_through_lease(consumer, store)
+    with LitePullConsumer(again(store), "g").subscribe("t") as other:
+        assert bodies(other) == ["a"]
+        consumer._queues.keep()
+        with pytest.raises(PreconditionFailedError, match="went to other consumers"):
+            consumer.commit()
+        consumer.commit()  # said once
+        consumer.close()
+
+
+def test_a_queue_whose_messages_were_all_passed_over_may_go_without_a_word(store: Store) -> None:
+    send(store, "a", queue=0)
+    send(store, "a", queue=1)
+    consumer = LitePullConsumer(store, "g", auto_commit=False, consume_from="earliest").subscribe("t", tags="b")
+    assert bodies(consumer) == []  # it has looked at both queues
+    with LitePullConsumer(again(store), "g").subscribe("t", tags="b") as other:
+        bodies(other)
+        advance(store, 20)
+        assert bodies(consumer) == []
+        assert len(consumer.assignment()) == 1
+        consumer.commit()
+        consumer.close()
+
+
+def test_upkeep_after_the_end_does_not_join_the_group_again(store: Store) -> None:
+    consumer = LitePullConsumer(store, "g").subscribe("t")
+    bodies(consumer)
+    queues = consumer._queues
+    consumer.close()
+    advance(store, 31)
+    queues.keep()
+    assert not Admin(store).members("g").members
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "3"])
+def test_a_poll_of_no_message_is_refused(store: Store, wrong: Any) -> None:
+    send(store, "a", "b")
+    with LitePullConsumer(store, "g").subscribe("t") as consumer:
+        with pytest.raises(InvalidRequestError, match="max_messages"):
+            consumer.poll(0, max_messages=wrong)
+        with pytest.raises(InvalidRequestError, match="max_rows"):
+            consumer.poll_table(0, max_rows=wrong)
+        assert bodies(consumer) == ["a", "b"]
+
+
+def test_what_is_no_queue_is_refused(store: Store) -> None:
+    with LitePullConsumer(store, "g").subscribe("t") as consumer:
+        consumer.poll(0)
+        for wrong in ("t", ("t", "broker-0"), ("t", "broker-0", "0"), ("t", "broker-0", True), None):
+            with pytest.raises(InvalidRequestError, match="a queue is given as"):
+                consumer.seek(wrong, 0)  # type: ignore[arg-type]
+        for pausing in (consumer.pause, LitePullConsumer(store, "g").assign):
+            for several in ("t", Q[0], None):
+                with pytest.raises(InvalidRequestError, match="give a list of queues"):
+                    pausing(several)  # type: ignore[arg-type, operator]
+    with pytest.raises(InvalidRequestError, match="settings takes"):
+        LitePullConsumer(store, "g", settings=None)  # type: ignore[arg-type]
+
+
+def test_queues_that_are_assigned_no_more_are_committed(store: Store) -> None:
+    send(store, "a", queue=0)
+    consumer = LitePullConsumer(store, "g", consume_from="earliest").assign([Q[0]])
+    assert bodies(consumer) == ["a"]
+    consumer.assign([Q[1]])
+    consumer.assign(Q)
+    assert bodies(consumer) == []
+    consumer.close()
 
 
 def test_a_closed_consumer_says_so(store: Store) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from group_store import memory_store
+from group_store import batch, memory_store
 from push_steps import Steps
 
 from rmq_spark import (
@@ -13,17 +13,21 @@ from rmq_spark import (
     LitePullConsumer,
     Message,
     NotFoundError,
+    PreconditionFailedError,
     Producer,
     SimpleConsumer,
     Store,
     UnavailableError,
 )
 from rmq_spark.client import trace_writer
+from rmq_spark.client.check_answers import CheckAnswers
 from rmq_spark.client.observer import Observer, Sending
 from rmq_spark.client.trace_writer import TraceWriter
 from rmq_spark.clock import ManualClock
 from rmq_spark.query.trace import client_traces
 from rmq_spark.rules.trace_record import TraceRecord, TraceType, decode, encode
+from rmq_spark.rules.transaction import TransactionState
+from rmq_spark.services.transaction_check import TransactionCheckService
 
 TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
@@ -106,7 +110,44 @@ class TestProducer:
         with Producer(store, group="web", trace=True) as producer, producer.begin_transaction() as tx:
             sent = producer.send(Message("t", b"x"), transaction=tx)
             tx.commit()
-        assert [record.message_type for record in client_traces(store, sent.msg_id)] == [1]
+        assert [record.message_type for record in client_traces(store, sent.msg_id)] == [1, 2]
+
+    @pytest.mark.parametrize(("end", "state"), [("commit", "COMMIT_MESSAGE"), ("rollback", "ROLLBACK_MESSAGE")])
+    def test_the_end_of_a_transaction_is_traced_for_each_message(self, store: Store, end: str, state: str) -> None:
+        with Producer(store, group="web", trace=True) as producer, producer.begin_transaction() as tx:
+            sent = [producer.send(Message("t", b"x", tags="a", keys=key), transaction=tx) for key in ("o-1", "o-2")]
+            getattr(tx, end)()
+            getattr(tx, end)()
+        for each, key in zip(sent, ("o-1", "o-2"), strict=True):
+            half, ended = client_traces(store, each.msg_id)
+            assert (half.type, ended.type) == (TraceType.PUB, TraceType.END_TRANSACTION)
+            assert (ended.group, ended.topic, ended.tags, ended.keys) == ("web", "t", "a", key)
+            assert (ended.store_host, ended.transaction_id) == ("broker-0", tx.id)
+            assert (ended.transaction_state, ended.from_check) == (state, False)
+
+    def test_what_the_checker_has_said_is_traced(self, store: Store) -> None:
+        producer = Producer(store, group="web")
+        tx = producer.begin_transaction()
+        sent = producer.send(Message("t", b"x"), transaction=tx)
+        store.clock.advance(7)  # type: ignore[attr-defined]
+        TransactionCheckService(store).run_once()
+        traces = TraceWriter(store)
+        answers = CheckAnswers(store, "web", lambda _: TransactionState.COMMIT, lambda: (traces,))
+        assert answers.run_once() == 1
+        traces.close()
+        [ended] = client_traces(store, sent.msg_id)
+        assert (ended.transaction_state, ended.from_check) == ("COMMIT_MESSAGE", True)
+
+    def test_a_recall_is_traced_with_its_outcome(self, store: Store) -> None:
+        with Producer(store, group="web", trace=True) as producer:
+            taken, late = (producer.send(Message("t", b"x", delay=delay)) for delay in (60, 5))
+            producer.recall(taken)
+            store.clock.advance(10)  # type: ignore[attr-defined]
+            store.log("broker-0").append(batch([("t", 0)]))  # time goes on in the log
+            with pytest.raises(PreconditionFailedError):
+                producer.recall(late)
+        assert kinds(store, taken.msg_id) == [("Pub", "web", True), ("Recall", "web", True)]
+        assert kinds(store, late.msg_id) == [("Pub", "web", True), ("Recall", "web", False)]
 
     def test_without_the_option_nothing_is_written(self, store: Store) -> None:
         with Producer(store) as producer:

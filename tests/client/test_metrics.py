@@ -12,7 +12,7 @@ from group_store import memory_store
 from prometheus_client import CollectorRegistry
 from push_steps import Steps
 
-from rmq_spark import ConsumeResult, LitePullConsumer, Message, Producer, SimpleConsumer, Store, metrics
+from rmq_spark import Admin, ConsumeResult, LitePullConsumer, Message, Producer, SimpleConsumer, Store, metrics
 from rmq_spark.clock import ManualClock
 
 
@@ -106,10 +106,48 @@ def test_lag_is_ready_and_in_flight_for_each_queue(store: Store, registry: Colle
         assert lag == {("lag_messages", "0"): 5, ("ready_messages", "0"): 3, ("inflight_messages", "0"): 2}
         assert isinstance(store.clock, ManualClock)
         store.clock.advance(7)
-        assert value(registry, "consumer_lag_latency", consumer_group="g", queue_id="0") == 7_000
+        for name in ("consumer_lag_latency", "consumer_queueing_latency"):
+            assert value(registry, name, consumer_group="g", queue_id="0") == 7_000
         consumer.ack(got)
     assert value(registry, "consumer_lag_messages", consumer_group="g", queue_id="0") == 3
     assert value(registry, "process_time_count", consumer_group="g", invocation_status="success") == 2
+
+
+def test_no_two_samples_are_alike_when_a_topic_is_on_two_brokers() -> None:
+    with memory_store(ManualClock()) as store:
+        store.create_topic("t", queues=1, brokers=("a", "b"))
+        for _ in range(4):
+            Producer(store).send(Message("t", b"x"))
+        with LitePullConsumer(store, "g", consume_from="earliest").subscribe("t") as consumer:
+            assert len(consumer.poll(0)) == 4
+        registry = CollectorRegistry()
+        metrics.register(store, registry)
+        seen = [
+            (sample.name, tuple(sorted(sample.labels.items())))
+            for family in registry.collect()
+            for sample in family.samples
+        ]
+        assert len(set(seen)) == len(seen)
+        for broker in "ab":
+            assert value(registry, "consumer_lag_messages", consumer_group="g", node_id=broker) == 0
+
+
+def test_ends_of_transactions_are_counted_by_message(store: Store, registry: CollectorRegistry) -> None:
+    producer = Producer(store)
+    for end, messages in (("commit", 2), ("rollback", 1)):
+        tx = producer.begin_transaction()
+        for _ in range(messages):
+            producer.send(Message("t", b"x"), transaction=tx)
+        getattr(tx, end)()
+    assert value(registry, "commit_messages_total", topic="t") == 2
+    assert value(registry, "rollback_messages_total", topic="t") == 1
+
+
+def test_a_broker_that_is_read_only_says_so(store: Store, registry: CollectorRegistry) -> None:
+    Producer(store).send(Message("t", b"x"))
+    assert value(registry, "broker_permission", node_id="broker-0", node_type="broker") == 6
+    Admin(store).brokers.set_read_only("broker-0")
+    assert value(registry, "broker_permission", node_id="broker-0", node_type="broker") == 4
 
 
 def test_dead_letters_and_open_transactions(store: Store, registry: CollectorRegistry) -> None:

@@ -219,6 +219,95 @@ class TestRetries:
         assert "a" in [producer.send(Message("t", b"x")).broker for _ in range(4)]
 
 
+@pytest.mark.parametrize("wrong", [-1, "2", True, 1.5])
+def test_a_number_of_retries_is_checked(store: Store, wrong: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="retries"):
+        Producer(store, retries=wrong)
+
+
+def test_send_table_takes_a_table(store: Store) -> None:
+    with pytest.raises(InvalidRequestError, match="send_table takes a pyarrow Table"):
+        Producer(store).send_table("t", [{"body": b"x"}])  # type: ignore[arg-type]
+
+
+class TestSlowBrokers:
+    """The table of RocketMQ's latency fault tolerance over three brokers."""
+
+    @pytest.fixture
+    def three(self) -> Iterator[Store]:
+        with memory_store(ManualClock()) as made:
+            made.create_topic("t", queues=2, brokers=("a", "b", "c"))
+            yield made
+
+    def slow_down(self, monkeypatch: pytest.MonkeyPatch, store: Store, **seconds: float) -> dict[str, float]:
+        """Let appends to brokers take so long; the values may be changed."""
+        clock = store.clock
+        assert isinstance(clock, ManualClock)
+        for broker in "abc":
+            append = store.log(broker).append
+
+            def slow(batch: MessageBatch, broker: str = broker, append: Any = append) -> AppendResult:
+                clock.advance(seconds.get(broker, 0))
+                return append(batch)  # type: ignore[no-any-return]
+
+            monkeypatch.setattr(store.log(broker), "append", slow)
+        return seconds
+
+    @pytest.mark.parametrize(
+        ("took", "left_out"), [(0.09, 0), (0.1, 0), (0.55, 2), (1.8, 5), (3.0, 6), (5.0, 10), (15.0, 30)]
+    )
+    def test_a_broker_is_left_out_as_long_as_the_table_says(
+        self, three: Store, monkeypatch: pytest.MonkeyPatch, took: float, left_out: float
+    ) -> None:
+        seconds = self.slow_down(monkeypatch, three, a=took)
+        producer = Producer(three, avoid_slow=True)
+        while producer.send(Message("t", b"x")).broker != "a":
+            pass
+        seconds["a"] = 0.0
+        clock = three.clock
+        assert isinstance(clock, ManualClock)
+        if left_out:
+            clock.advance(left_out - 0.001)
+            assert {producer.send(Message("t", b"x")).broker for _ in range(12)} == {"b", "c"}
+            clock.advance(0.001)
+        assert {producer.send(Message("t", b"x")).broker for _ in range(12)} == {"a", "b", "c"}
+
+    def test_a_failed_send_goes_elsewhere_and_its_broker_is_left_out_for_ten_seconds(
+        self, three: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = break_broker(monkeypatch, three, "a", UnavailableError("no"))
+        producer = Producer(three, avoid_slow=True)
+        assert {producer.send(Message("t", b"x")).broker for _ in range(30)} == {"b", "c"}
+        assert len(asked) == 1
+        clock = three.clock
+        assert isinstance(clock, ManualClock)
+        clock.advance(10)
+        assert {producer.send(Message("t", b"x")).broker for _ in range(30)} == {"b", "c"}
+        assert len(asked) == 2, "it is tried again when its time is over"
+
+    def test_when_all_are_slow_the_one_that_comes_back_first_is_used(
+        self, three: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seconds = self.slow_down(monkeypatch, three, a=15.0, b=0.6, c=15.0)
+        producer = Producer(three, avoid_slow=True, timeout=60)
+        first = {producer.send(Message("t", b"x")).broker for _ in range(3)}
+        assert first == {"a", "b", "c"}
+        seconds.update(a=0.001, b=0.001, c=0.001)
+        for _ in range(6):
+            until = dict(producer._latency.until())  # type: ignore[union-attr]
+            now = three.clock.elapsed_ns() / 1e6
+            free = [broker for broker in until if until[broker] <= now] or [min(until, key=lambda each: until[each])]
+            assert producer.send(Message("t", b"x")).broker in free
+
+    def test_an_order_goes_before_a_slow_broker(self, three: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        producer = Producer(three, avoid_slow=True)
+        home = producer.send(Message("t", b"x", sharding_key="k"))
+        self.slow_down(monkeypatch, three, **{home.broker: 5.0})
+        for _ in range(3):
+            sent = producer.send(Message("t", b"x", sharding_key="k"))
+            assert (sent.broker, sent.queue_id) == (home.broker, home.queue_id)
+
+
 def test_hooks_see_every_send(store: Store) -> None:
     seen: list[tuple[str, object]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,39 @@ class TestRetry:
         assert got == [0, 1]
         assert committed(store)[0] == 0 or committed(store)[0] == 1
 
+    def test_a_listener_that_fails_while_its_message_is_sent_back_does_not_send_it_back_again(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sending, go_on = threading.Event(), threading.Event()
+        threads: list[threading.Thread] = []
+
+        def listen(_: object) -> ConsumeResult:
+            advance(store, 901)
+            threads.append(threading.Thread(target=steps.engine.tick))
+            threads[0].start()
+            assert sending.wait(60)
+            return ConsumeResult.FAILURE
+
+        steps = Steps(store, listen, settings=ConsumerSettings(lease_ms=4_000_000, expiry_ms=4_000_000))
+        groups = steps.engine._groups
+        append = groups.append
+
+        def slow(*given: Any) -> bool:
+            if threading.current_thread() in threads:
+                sending.set()
+                assert go_on.wait(60)
+            return append(*given)
+
+        monkeypatch.setattr(groups, "append", slow)
+        send(store, "a")
+        steps.engine.fetch("broker-0")
+        steps.engine.work()
+        go_on.set()
+        threads[0].join()
+        assert store.read("SCHEDULE_TOPIC_XXXX").num_rows == 1
+        steps.leave()
+        assert sum(committed(store).values()) == 1
+
     def test_a_listener_that_takes_too_long_loses_its_message(self, store: Store) -> None:
         inner: list[Steps] = []
 
@@ -563,6 +597,36 @@ class TestErrors:
             consumer.subscribe("unknown")
         with pytest.raises(InvalidRequestError, match="either tags or sql"):
             consumer.subscribe("t", tags="a", sql="b = 1")
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"max_reconsume_times": "3"},
+            {"max_reconsume_times": 2.5},
+            {"max_reconsume_times": -2},
+            {"settings": None},
+            {"strategy": 3},
+            {"instance": "../x", "broadcasting": True},
+        ],
+    )
+    def test_a_wrong_argument_is_refused_before_a_thread_stumbles_over_it(
+        self, store: Store, wrong: dict[str, Any]
+    ) -> None:
+        with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
+            PushConsumer(store, "g", **wrong)
+
+    @pytest.mark.parametrize("wrong", [None, "print", 5])
+    def test_what_cannot_be_called_is_no_listener(self, store: Store, wrong: Any) -> None:
+        send(store, "a")
+        consumer = PushConsumer(store, "g").subscribe("t")
+        with pytest.raises(InvalidRequestError, match="start takes a function"):
+            consumer.start(wrong)
+        assert committed(store) == {}
+
+    @pytest.mark.parametrize("wrong", [{"tags": 5}, {"sql": 5}, {"topic": None}])
+    def test_a_subscription_is_a_text(self, store: Store, wrong: dict[str, Any]) -> None:
+        with pytest.raises(InvalidRequestError, match="must be a text"):
+            PushConsumer(store, "g").subscribe(**{"topic": "t", **wrong})
 
     def test_an_upkeep_step_that_fails_does_not_hold_up_the_others(
         self, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

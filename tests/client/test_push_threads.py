@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from push_steps import committed
 
 from rmq_spark import (
+    Admin,
     ClosedError,
     ConsumerSettings,
     InvalidRequestError,
     Message,
+    MessageQueue,
     Producer,
     PushConsumer,
     ReceivedMessage,
+    RmqError,
     Store,
+    UnavailableError,
 )
 
 WAIT = 120
@@ -117,6 +124,78 @@ def test_a_consumer_whose_store_is_closed_ends_and_says_why(tmp_path: Path) -> N
     with pytest.raises(ClosedError):
         consumer.join(WAIT)
     assert isinstance(consumer.error, ClosedError)
+
+
+def test_a_nameserver_log_that_cannot_be_read_for_a_moment_does_not_end_the_consumer(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ConsumerSettings(rebalance_ms=3_600_000)  # only the one who watches members looks
+    failed, seen = threading.Semaphore(0), threading.Event()
+    wait = store.nameserver.wait
+
+    def fail(*_: object) -> bool:
+        failed.release()
+        raise UnavailableError("the storage does not answer")
+
+    with PushConsumer(store, "g", settings=settings).subscribe("t").start(lambda _: seen.set()) as consumer:
+        monkeypatch.setattr(store.nameserver, "wait", fail)
+        for _ in range(2):
+            assert failed.acquire(timeout=WAIT)
+        monkeypatch.setattr(store.nameserver, "wait", wait)
+        Admin(store).update_topic("t", read_queues=5, write_queues=5)
+        while not seen.is_set():
+            assert consumer.error is None
+            Producer(store).send(Message("t", b"x", queue_id=4))
+            seen.wait(0.2)
+
+
+def test_a_coroutine_that_does_not_end_is_cancelled_when_the_wait_for_it_is_over(store: Store) -> None:
+    inside, cancelled = threading.Event(), threading.Event()
+
+    async def listen(_: object) -> None:
+        inside.set()
+        try:
+            await asyncio.sleep(3_600)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    consumer = PushConsumer(store, "g").subscribe("t").start(listen)
+    Producer(store).send(Message("t", b"x", queue_id=0))
+    assert inside.wait(WAIT)
+    consumer.close(timeout=0.1)
+    assert cancelled.wait(WAIT)
+    assert committed(store)[0] == 0, "its message comes again"
+
+
+def test_a_directory_for_offsets_that_cannot_be_written_is_an_error_that_names_it(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    consumer = PushConsumer(store, "g", broadcasting=True, offsets_home=tmp_path / "file").subscribe("t")
+    with pytest.raises(UnavailableError, match=r"offsets cannot be (read|written)"):
+        consumer.start(lambda _: None)
+
+
+def test_durations_may_be_timedeltas(store: Store) -> None:
+    consumer = PushConsumer(store, "g").subscribe("t").start(lambda _: None)
+    assert consumer.join(timedelta(milliseconds=1)) is False
+    with pytest.raises(InvalidRequestError, match="timeout takes a timedelta"):
+        consumer.close("soon")  # type: ignore[arg-type]
+    consumer.close(timedelta(seconds=WAIT))
+    assert consumer.join(WAIT)
+
+
+def test_a_strategy_that_fails_ends_the_consumer_which_says_why(store: Store) -> None:
+    calls = itertools.count()
+
+    def share(me: str, queues: object, members: object) -> list[MessageQueue]:
+        if next(calls) < 2:  # the topic's queues and those of the retry topic, once
+            return []
+        raise LookupError("no such room")
+
+    consumer = PushConsumer(store, "g", strategy=share, settings=ConsumerSettings(rebalance_ms=1))
+    consumer.subscribe("t").start(lambda _: None)
+    with pytest.raises(RmqError, match=r"the consumer failed.*no such room"):
+        consumer.join(WAIT)
 
 
 def test_a_second_start_is_refused(store: Store) -> None:

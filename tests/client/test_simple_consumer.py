@@ -162,7 +162,7 @@ class TestStart:
         sent = send(store, 4)
         assert sorted(ids(all_of(SimpleConsumer(store, "g").subscribe("orders")))) == sorted(sent)
 
-    def test_a_new_group_starts_at_the_end_of_an_old_queue_and_gets_what_comes_then(
+    def test_rule_2_a_new_group_starts_at_the_end_of_an_old_queue_and_not_one_message_before_as_rocketmq(
         self, store: Store, clock: ManualClock
     ) -> None:
         send(store, 4)
@@ -360,6 +360,20 @@ class TestFifo:
             consumer.ack(batch[1])
         consumer.ack(second)
         assert ids(take(consumer)) == sent[4:]
+
+    def test_what_a_group_held_before_it_was_fifo_comes_back(self, store: Store, clock: ManualClock) -> None:
+        sent = send(store, 4, queue_id=0)
+        before = SimpleConsumer(store, "late").subscribe("orders")
+        assert len(take(before, 2)) == 2
+        append_records(store.nameserver, GroupConfigs, {"group": "late", "consumeMessageOrderly": True})
+        clock.advance(31)
+        ReviveService(store).run_once()
+        received: list[str] = []
+        after = SimpleConsumer(store, "late").subscribe("orders")
+        while batch := take(after):
+            received += ids(batch)
+            after.ack(batch)
+        assert sorted(received) == sorted(sent)
 
     def test_queues_do_not_block_each_other(self, store: Store, consumer: SimpleConsumer) -> None:
         send(store, 4)

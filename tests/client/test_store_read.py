@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -92,6 +93,14 @@ def test_errors_name_the_nearest(store: Store) -> None:
         store.read("orders", columns="body")
     with pytest.raises(InvalidRequestError, match="since"):
         store.read("orders", since="yesterday")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"queue": "0"}, {"queue": ["0"]}, {"keys": 5}, {"keys": [5]}, {"tags": 5}, {"sql": 5}]
+)
+def test_values_of_another_type_are_refused(store: Store, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
+        store.read("orders", **wrong)
 
 
 def test_a_dead_letter_topic_can_be_read_before_it_has_messages(store: Store) -> None:

@@ -1,15 +1,25 @@
-"""Announcements of writers that died do not stay."""
+"""What writers announce to each other is landed by whoever has the turn, disturbs nobody, and does not stay."""
 
 from __future__ import annotations
 
-from faulty import BROKER, ROOT, ids, message, open_log
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 
 from rmq_spark.clock import ManualClock
+from rmq_spark.errors import InvalidRequestError, OutcomeUnknownError
+from rmq_spark.log import file_layout, state
 from rmq_spark.log.announce import SWEPT_MS, announce
-from rmq_spark.log.request import Offer
+from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.offers import GATHER_LOOKS, GATHER_PAUSE_SECONDS
+from rmq_spark.log.pace import RIVALS_REMEMBERED
+from rmq_spark.log.request import Offer, Request
 from rmq_spark.log.roll import roll
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
+from rmq_spark.storage.local import LocalStorage
 from rmq_spark.storage.memory import MemoryStorage
 
 
@@ -28,3 +38,111 @@ def test_whoever_rolls_deletes_announcements_that_nobody_may_land_any_more() -> 
         assert len(list(storage.list(paths.announced(ROOT)))) == 2, "the young one, and what is not the log's"
         assert ids(log) == ["a"]
     assert verify(storage, ROOT, BROKER).ok
+
+
+def test_an_announcement_of_another_version_is_left_to_its_owner(monkeypatch: Any) -> None:
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    with monkeypatch.context() as other:
+        other.setattr(file_layout, "VERSION", 3)
+        other.setitem(file_layout.SCHEMAS, 3, file_layout.SCHEMAS[2])
+        assert announce(storage, ROOT, message("theirs"), Offer(clock.token(), clock.now_ms()))
+    with open_log(storage, clock=clock) as log:
+        log.append(message("a"))
+        assert ids(log) == ["a"]
+
+
+def test_an_offer_whose_outcome_is_not_known_is_not_forgotten_when_a_signal_handler_raises(monkeypatch: Any) -> None:
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    log, other = open_log(storage, clock=clock), open_log(storage, clock=clock)
+    batch, offer = message("mine"), Offer(clock.token(), clock.now_ms())
+    log._appender._offers._open.append(offer)
+    log._note(Request(batch, offer=offer))  # as after an append that was given up
+    assert announce(storage, ROOT, batch, offer)
+    other.append(message("theirs"))
+    with monkeypatch.context() as patched:
+
+        def handler() -> None:
+            raise TimeoutError("raised by a handler")
+
+        patched.setattr(log._view, "refresh", handler)
+        with pytest.raises(TimeoutError):
+            log.append(batch)
+    assert log.append(batch).repeated
+    assert sorted(ids(log)) == ["mine", "theirs"]
+
+
+def test_a_group_with_a_state_message_that_is_refused_lands_the_others_after_a_lost_race() -> None:
+    weak = Wrapped(MemoryStorage())
+    log, rival = open_log(weak), open_log(weak)
+
+    def win(path: str) -> None:
+        weak.before_create = None
+        rival.append(message("rival"))
+
+    weak.before_create = win
+    refused = Request(message("bad", topic="rmq_sys_collect"))
+    good = Request(MessageBatch.merge([message("z", topic="z"), message("a", topic="a")]))
+    log._commit_group([refused, good])
+    assert isinstance(refused.error, InvalidRequestError)
+    assert good.settled
+    assert sorted(ids(log)) == ["a", "rival", "z"]
+
+
+def test_a_writer_that_slept_until_its_landing_was_forgotten_does_not_land_again(monkeypatch: Any) -> None:
+    monkeypatch.setattr(state, "HELPED_CHECKED", 0)
+    clock = ManualClock()
+    weak = Wrapped(MemoryStorage(clock=clock))
+    log, rival = open_log(weak, clock=clock, append_timeout_ms=60_000), open_log(weak.inner, clock=clock)
+    batch = message("mine")
+
+    def win(path: str) -> None:
+        weak.before_create = None
+        rival.append(message("first"))
+
+    def land_and_forget(path: str) -> None:
+        if "/announced/" in path:
+            weak.after_create = None
+            rival.append(message("second"))
+            for name in ("third", "fourth"):
+                clock.advance(state.HELPED_REMEMBERED_MS / 1000 + 1)
+                other = Offer(clock.token(), clock.now_ms())
+                assert announce(weak.inner, ROOT, message(f"other {name}"), other)
+                rival.append(message(name))
+            roll(rival, min_commits=1)
+
+    weak.before_create, weak.after_create = win, land_and_forget
+    for _ in range(3):
+        with pytest.raises(OutcomeUnknownError):
+            log.append(batch)
+    assert ids(log).count("mine") == 1
+
+
+def test_a_writer_that_lands_what_others_offer_goes_on_looking_for_offers() -> None:
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    with open_log(storage, clock=clock) as log:
+        for number in range(2 * RIVALS_REMEMBERED):
+            assert announce(storage, ROOT, message(f"offered-{number}"), Offer(clock.token(), clock.now_ms()))
+            log.append(message(f"own-{number}"))
+            assert f"offered-{number}" in ids(log)
+
+
+def test_whoever_has_the_turn_waits_for_as_many_offers_as_the_last_commit_has_landed(tmp_path: Path) -> None:
+    clock = ManualClock()
+    storage = LocalStorage(str(tmp_path), clock=clock)
+    with open_log(storage, clock=clock) as log:
+
+        def seconds_of_append(offers: int) -> float:
+            for _ in range(offers):
+                assert announce(storage, ROOT, message("offered"), Offer(clock.token(), clock.now_ms()))
+            began = clock.elapsed_ns()
+            log.append(message("own"))
+            return (clock.elapsed_ns() - began) / 1e9
+
+        assert seconds_of_append(2) == 0, "nobody has offered before"
+        assert seconds_of_append(2) == 0, "as many as the last time"
+        assert 0 < seconds_of_append(1) <= GATHER_LOOKS * GATHER_PAUSE_SECONDS, "one is missing"
+        assert seconds_of_append(0) > 0
+        assert seconds_of_append(0) == 0, "nobody has come: nobody is waited for"

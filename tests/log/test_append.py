@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -232,6 +233,25 @@ class TestKindsOfFailure:
             assert "s" not in ids(slow)
             slow.append(message("s"))
             assert ids(slow)[-1] == "s"
+
+    def test_a_race_is_lost_at_the_deadline_also_if_each_slot_was_taken_before_a_try(self) -> None:
+        """Whoever has the turn looks first; those whose turn it is not may be faster each time."""
+        storage = Wrapped(MemoryStorage())
+        storage.turn = lambda directory, timeout: nullcontext(True)  # type: ignore[method-assign]
+        with open_log(storage, append_timeout_ms=0) as slow, open_log(storage.inner, append_timeout_ms=5_000) as quick:
+            left = 100
+
+            def taken(path: str) -> bool:
+                nonlocal left
+                if "commitlog" in path and left:
+                    left -= 1
+                    quick.append(message(f"q{left}"))
+                return storage.inner.exists(path)
+
+            storage.exists = taken  # type: ignore[method-assign]
+            with pytest.raises(LostRaceError):
+                append_if(slow, message("s"), lambda state: None)
+            assert left
 
     def test_a_loser_is_landed_by_the_winner(self) -> None:
         storage = Wrapped(MemoryStorage())
@@ -688,6 +708,23 @@ class TestClocks:
                 slow.advance(1)
             times = self.times(one)
         assert times == sorted(times)
+
+    @pytest.mark.parametrize("opened", ["before", "while it was back"])
+    def test_a_clock_that_was_a_day_back_and_is_corrected_is_no_jump_ahead(self, opened: str) -> None:
+        storage, clock, day_ms = MemoryStorage(), ManualClock(1_000_000_000_000), 86_400_000
+        with open_log(storage, clock=clock) as before:
+            before.append(message("a"))
+            clock.wall_ms -= day_ms
+            with open_log(storage, clock=clock) as between:
+                log = before if opened == "before" else between
+                log.append(message("b"))
+                clock.wall_ms += day_ms
+                clock.advance(1)
+                log.append(message("c"))
+                clock.wall_ms += day_ms
+                with pytest.raises(ClockSkewError):
+                    log.append(message("d"))
+            assert self.times(before) == [1_000_000_000_000, 1_000_000_000_000, 1_000_000_001_000]
 
     def test_a_jump_ahead_is_refused(self) -> None:
         clock = ManualClock(1_000_000_000_000)

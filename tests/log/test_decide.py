@@ -330,6 +330,20 @@ class TestFailures:
         assert isinstance(first.error, OutcomeUnknownError)
         assert isinstance(second.error, UnavailableError) and isinstance(third.error, UnavailableError)
 
+    def test_nor_when_the_one_who_commits_for_it_is_interrupted(self) -> None:
+        weak = Wrapped(MemoryStorage())
+        log = open_counting(weak)
+        first, second = Request(rule=increment(below=1)), Request(rule=increment(below=1))
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        once(weak, "before_create", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            together(log, first, second)
+        assert not isinstance(second.error, PreconditionFailedError), "the first one has not landed"
+        assert value_of(open_counting(weak).view.state) == 0
+
     @pytest.mark.parametrize("arrived", [True, False])
     def test_the_same_rule_again_after_an_unclear_answer_lands_once_with_the_same_answer(self, arrived: bool) -> None:
         base = MemoryStorage()

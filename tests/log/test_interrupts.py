@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -139,6 +140,37 @@ def test_a_caller_among_others(role: str) -> None:
         run(lambda log=log: log.append(message("later")))
         names = [m.msg_id for m in read_messages(open_log(base))]
         assert sorted(names[:-1]) == ["one", "two", "victim"] and names[-1] == "later", (found, names)
+        if found == [None]:
+            break
+        points.add(found[0])
+    assert len(points) >= 15
+
+
+def test_a_caller_who_leads_a_commit_that_ends_unclear() -> None:
+    """The others are told that it is unclear, and what they append again is known, wherever the leader was then."""
+    points = set()
+    for at in range(1, 10_000):
+        base = MemoryStorage()
+        weak = Wrapped(base)
+        log = open_log(weak, linger_ms=50, append_timeout_ms=0)
+        log._group._expected, log._group._commit_seconds = 3, 5.0  # the first to come waits for the others
+        found: list[str | None] = []
+
+        def lose_one_reply(path: str, weak: Wrapped = weak) -> None:
+            weak.after_create = None
+            raise OutcomeUnknownError("no answer")
+
+        weak.after_create = lose_one_reply
+
+        def victim(log: CommitLog = log, at: int = at, found: list[str | None] = found) -> None:
+            batch = message("victim")
+            with Interrupter(at) as interrupter, suppress(KeyboardInterrupt, OutcomeUnknownError):
+                log.append(batch)
+            found.append(interrupter.where)
+            append_surely(log, batch)
+
+        run(victim, *[lambda name=name, log=log: append_surely(log, message(name)) for name in ("one", "two")])
+        assert sorted(m.msg_id for m in read_messages(open_log(base))) == ["one", "two", "victim"], found
         if found == [None]:
             break
         points.add(found[0])
@@ -377,6 +409,7 @@ def send(who):
     counts[who] = number
 
 def storm():
+    ready.wait()
     main = threading.main_thread().ident
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -385,7 +418,7 @@ def storm():
         hits.append(1)
     over.set()
 
-hits = []
+hits, ready = [], threading.Event()
 others = [threading.Thread(target=send, args=(f"t{n}",)) for n in range(3)]
 for thread in others:
     thread.start()
@@ -395,6 +428,7 @@ number = interrupts = 0
 batch = None
 while True:
     try:
+        ready.set()  # whoever is interrupted from here on catches it
         if over.is_set():
             break
         if batch is None:

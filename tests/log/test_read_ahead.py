@@ -16,8 +16,9 @@ from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.files import AHEAD_COMMITS, NEAR_COMMITS
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
+from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
-from rmq_spark.storage.base import ObjectInfo, Storage
+from rmq_spark.storage.base import Bytes, ObjectInfo, Storage
 from rmq_spark.storage.memory import MemoryStorage
 from rmq_spark.storage.parallel import CALLS_MAX, ParallelStorage
 
@@ -84,6 +85,82 @@ def test_a_roll_reads_and_deletes_many_at_once(storage: MemoryStorage) -> None:
         roll(log)
     assert not list(storage.list(paths.commitlog(ROOT)))
     assert slow.most == {"read": CALLS_MAX, "delete": CALLS_MAX}
+
+
+class Rounds(Wrapped):
+    """Counts how often a caller waits for a storage that works on `at_once` calls at a time."""
+
+    def __init__(self, inner: Storage, at_once: int) -> None:
+        super().__init__(inner)
+        self._at_once = at_once
+        self.rounds = 0
+
+    def read(self, path: str) -> bytes:
+        self.rounds += 1
+        return super().read(path)
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        self.rounds += 1
+        return super().read_range(path, start, length)
+
+    def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        self.rounds += 1
+        return super().read_tail(path, length)
+
+    def exists(self, path: str) -> bool:
+        self.rounds += 1
+        return super().exists(path)
+
+    def list(self, directory: str) -> Iterator[ObjectInfo]:
+        self.rounds += 1
+        return super().list(directory)
+
+    def create_if_absent(self, path: str, data: Sequence[Bytes], *, durable: bool = True) -> None:
+        self.rounds += 1
+        super().create_if_absent(path, data, durable=durable)
+
+    def read_tails(self, paths: Sequence[str], length: int) -> Sequence[tuple[bytes, int] | None]:
+        self.rounds += -(-len(paths) // self._at_once)
+        return self.inner.read_tails(paths, length)
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        self.rounds += -(-len(paths) // self._at_once)
+        self.inner.delete_many(paths)
+
+
+def open_and_close(storage: Storage) -> None:
+    open_log(storage, folds=[Counters, Arrivals]).close()
+
+
+def open_and_roll(storage: Storage) -> None:
+    with open_log(storage, folds=[Counters, Arrivals]) as log:
+        assert roll(log).commits == COMMITS - 1
+
+
+def verify_all(storage: Storage) -> None:
+    assert verify(storage, ROOT, BROKER, folds=[Counters, Arrivals]).commits == COMMITS - 1
+
+
+@pytest.mark.parametrize("work", [open_and_close, open_and_roll, verify_all])
+def test_reading_ahead_saves_most_of_the_waits_for_a_storage(
+    storage: MemoryStorage, work: Callable[[Storage], None]
+) -> None:
+    rounds = {}
+    for at_once in (1, CALLS_MAX):
+        counting = Rounds(copy_of(storage), at_once)
+        work(counting)
+        rounds[at_once] = counting.rounds
+    print(f"{work.__name__}: {rounds} rounds; {20 * rounds[1]} ms become {20 * rounds[CALLS_MAX]} ms at 20 ms a call")
+    assert rounds[1] >= COMMITS
+    assert rounds[CALLS_MAX] < rounds[1] / 7, rounds
+
+
+def copy_of(storage: MemoryStorage) -> MemoryStorage:
+    copy = MemoryStorage()
+    for info in storage.list(paths.commitlog(ROOT)):
+        path = f"{paths.commitlog(ROOT)}/{info.name}"
+        copy.create_if_absent(path, [storage.read(path)])
+    return copy
 
 
 def test_commits_folded_together_give_the_state_that_one_by_one_gives(storage: MemoryStorage) -> None:

@@ -15,7 +15,7 @@ from rmq_spark.client.store import Store
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import DataExpiredError, NotFoundError, PreconditionFailedError
 from rmq_spark.log import file_reader, scan
-from rmq_spark.log.collect import collect
+from rmq_spark.log.collect import collect, discard
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.core_folds import RowFiles
 from rmq_spark.log.expire import expire
@@ -25,6 +25,8 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import RowFile, write_row_file
 from rmq_spark.log.scan import Query
+from rmq_spark.log.state import LogState
+from rmq_spark.log.view import LogView
 from rmq_spark.storage.base import Storage
 from rmq_spark.storage.memory import MemoryStorage
 from rmq_spark.testing.history import check_log, read_messages
@@ -225,6 +227,22 @@ class TestExpire:
             assert ids(fresh) == ["b0", "b1", "c0", "c1", "d"]
             assert fresh.view.state.queues.bounds("t", 0) == (1, 4)
         check_log(log.storage, ROOT, BROKER, acked=[])
+
+    def test_no_other_thread_changes_the_state_while_its_folds_are_counted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with self.aged(ManualClock()) as log:
+            real, entered = LogState.folds_in_use, list[bool]()
+
+            def folds_in_use(state: LogState) -> dict[str, tuple[str, ...]]:
+                other = threading.Thread(target=lambda: entered.append(log._lock.acquire(blocking=False)))
+                other.start()
+                other.join()
+                return real(state)
+
+            monkeypatch.setattr(LogState, "folds_in_use", folds_in_use)
+            assert expire(log).segments
+            assert entered and not any(entered)
 
     def test_one_that_comes_second_looks_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = ManualClock()
@@ -478,6 +496,38 @@ class TestCollect:
 
             storage.before_create = be_faster
             assert collect(log, orphan_age_ms=-1) == 0
+            assert names(storage, "data") == ["slow.arrow"]
+            assert ids(log) == ["a"]
+
+    def test_a_claim_that_another_thread_only_tries_deletes_nothing(self) -> None:
+        storage = Wrapped(MemoryStorage())
+        with open_log(storage, append_timeout_ms=60_000) as log, open_log(storage.inner) as job:
+            file = self.file(job, "slow", "a")
+            asked, tried = threading.Event(), threading.Event()
+            real, calls = log.refresh, []
+
+            def refresh() -> LogView:
+                view = real()
+                calls.append(1)
+                if len(calls) == 2:  # the collector looks which files are claimed
+                    asked.set()
+                    tried.wait(1)
+                return view
+
+            def be_faster(path: str) -> None:
+                if "commitlog" in path:
+                    storage.before_create = None
+                    job.append_files([file])
+                    tried.set()
+                    collector.join(1)  # it may have to wait for the one that runs this
+
+            log.refresh = refresh  # type: ignore[method-assign]
+            collector = threading.Thread(target=lambda: collect(log))
+            collector.start()
+            assert asked.wait(60)
+            storage.before_create = be_faster
+            assert not discard(log, [file.name]), "the log refers to it"
+            collector.join()
             assert names(storage, "data") == ["slow.arrow"]
             assert ids(log) == ["a"]
 

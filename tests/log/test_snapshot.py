@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from faulty import BROKER, ROOT, ids, message, open_log
+from counters import Counters, increment, value_of
+from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 
 from rmq_spark.clock import ManualClock
 from rmq_spark.log.commit_log import CommitLog
@@ -69,6 +70,21 @@ class TestUse:
             for number in range(20):
                 log.append(message(f"m{number}"))
         assert [int(name[:20]) for name in snapshots(storage)] == [15, 18]
+
+    def test_what_an_interrupted_append_tried_is_not_in_it(self) -> None:
+        weak = Wrapped(MemoryStorage())
+
+        def interrupt(path: str) -> None:
+            weak.before_create = None
+            raise KeyboardInterrupt
+
+        with open_log(weak, folds=[Counters]) as log:
+            log.append(message("a"))
+            weak.before_create = interrupt
+            with pytest.raises(KeyboardInterrupt):
+                log.decide(increment())
+            assert log.snapshot() is not None
+            assert value_of(open_log(weak, folds=[Counters]).view.state) == 0
 
     def test_a_reader_that_follows_counts_too(self) -> None:
         storage = MemoryStorage()

@@ -14,7 +14,18 @@ import sys
 import time
 from typing import Any
 
-from rmq_spark import ConsumeResult, ConsumerSettings, Message, Producer, PushConsumer, ReceivedMessage, RmqError, Store
+from rmq_spark import (
+    ConsumeResult,
+    ConsumerSettings,
+    LitePullConsumer,
+    Message,
+    PreconditionFailedError,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    RmqError,
+    Store,
+)
 from rmq_spark.services.runner import ServiceRunner
 from rmq_spark.services.timer import TimerService
 
@@ -85,6 +96,27 @@ def consume(store: Store, job: dict[str, Any], report: Report) -> None:
         wait_for_the_end()
 
 
+def transform(store: Store, job: dict[str, Any], report: Report) -> None:
+    """Poll, and send what was polled to another topic in one commit with the offsets."""
+    rng = random.Random(os.getpid())
+    settings = ConsumerSettings(**job["settings"])
+    options = {"consume_from": "earliest", "auto_commit": False, "settings": settings}
+    with LitePullConsumer(store, job["group"], **options).subscribe("t") as consumer:
+        print("started", flush=True)
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            try:
+                with consumer.transaction() as tx:
+                    for _ in range(rng.randint(1, 2)):  # queues may change hands between two polls
+                        for message in consumer.poll(0.2, max_messages=5):
+                            tx.send(Message("out", message.body))
+                    time.sleep(rng.random() * job["pause"])
+                report.say("landed", len(tx.results))
+            except PreconditionFailedError:
+                report.say("refused")
+            except RmqError as error:
+                assert error.retriable, error
+
+
 def serve(store: Store, _: dict[str, Any], __: Report) -> None:
     with ServiceRunner([TimerService(store)], store.clock):
         print("started", flush=True)
@@ -94,7 +126,9 @@ def serve(store: Store, _: dict[str, Any], __: Report) -> None:
 def main() -> None:
     job = json.loads(sys.argv[1])
     with Store.open(job["store"]) as store:
-        {"produce": produce, "consume": consume, "serve": serve}[job["role"]](store, job, Report(job["report"]))
+        {"produce": produce, "consume": consume, "serve": serve, "transform": transform}[job["role"]](
+            store, job, Report(job["report"])
+        )
 
 
 if __name__ == "__main__":

@@ -134,6 +134,10 @@ def test_the_checks_can_fail() -> None:
     with pytest.raises(AssertionError, match="again without a kill"):
         check_duplicates(both, [(1, 1.2)])
     assert check_duplicates(both, [(0, 1.2)]) == 1
+    retried = [Visit(0, 0, 5, "a", 4.0, 4.1, times=1), Visit(0, 0, 6, "a", 4.2, 4.3, times=1)]
+    assert check_duplicates([*both, *retried], [(0, 1.2)]) == 2  # both deliveries were sent back
+    with pytest.raises(AssertionError, match="a copy from nowhere"):
+        check_duplicates([both[0], *retried], [])
     failed = [Visit(0, 0, at, "a", at, at + 0.5, times=at, succeeded=False) for at in range(ATTEMPTS)]
     check_dead_letters(failed, {"a"}, {"a"})
     with pytest.raises(AssertionError):

@@ -1,7 +1,7 @@
 """A producer or consumer that may be killed at any time: `python chaos_worker.py produce|consume NAME DIRECTORY`.
 
 It finds proxies in `DIRECTORY/proxies.json`, ends when `DIRECTORY/stop-ROLE` exists, and writes what it knows to
-`DIRECTORY/NAME.jsonl`, a line each: `sent`, `received` (with the time before the call and after it), `acked`.
+`DIRECTORY/NAME.jsonl`, a line each: `sent`, `received` (with the time before the call and after it), `acking`, `acked`.
 """
 
 from __future__ import annotations
@@ -92,6 +92,9 @@ def receive(client: RawClient, directory: Path, journal: Journal) -> None:
         {"message_id": each.system_properties.message_id, "receipt_handle": each.system_properties.receipt_handle}
         for each in chosen
     ]
+    # Should this process or the proxy be killed before the answer is noted, nobody knows whether it was acknowledged.
+    for each in chosen:
+        journal.note(kind="acking", body=each.body.decode())
     answer = client.call(
         "AckMessage", group={"name": GROUP}, topic={"name": TOPIC}, entries=entries, timeout=CALL_SECONDS
     )

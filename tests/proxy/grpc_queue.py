@@ -29,9 +29,8 @@ from rmq_spark.services.revive import ReviveService
 from rmq_spark.services.runner import ServiceRunner
 from rmq_spark.services.timer import TimerService
 from rmq_spark.services.transaction_check import TransactionCheckService
-from rmq_spark.testing.queue_world import Feature, MessageKind, QueueWorld
+from rmq_spark.testing.queue_world import Feature, MessageKind, RealTimeQueue
 
-WAIT_SECONDS = 300.0
 IMMUNITY_MS = 500
 
 
@@ -275,21 +274,15 @@ class GrpcPushConsumer(GrpcSimpleConsumer):
             super().close()
 
 
-class GrpcQueue(QueueWorld):
+class GrpcQueue(RealTimeQueue):
     """Clients of a proxy on a store; time is real."""
 
-    lacks: ClassVar[frozenset[Feature]] = frozenset(
-        {
-            Feature.MANUAL_TIME,
-            Feature.START_POSITIONS,
-            Feature.BROADCASTING,
-            Feature.WIDE_TRANSACTIONS,
-            Feature.DELAY_LEVELS,
-        }
-    )
-    invisible_seconds = 1.0
-    delay_seconds = 1.0
-    first_retry_seconds = 1.0
+    lacks: ClassVar[frozenset[Feature]] = RealTimeQueue.lacks | {
+        Feature.START_POSITIONS,
+        Feature.BROADCASTING,
+        Feature.WIDE_TRANSACTIONS,
+        Feature.DELAY_LEVELS,
+    }
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -342,21 +335,6 @@ class GrpcQueue(QueueWorld):
         except NotFoundError:
             return []
         return [message for batch in table.to_batches() for message in received_messages(batch, topic)]
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def pass_time(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def settle(self) -> None:
-        time.sleep(0.2)
-
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {WAIT_SECONDS:.0f} s"
-            time.sleep(0.02)
 
     def close(self) -> None:
         for close in reversed(self._closers):

@@ -46,6 +46,22 @@ def body_of(answers: list[Any]) -> list[bytes]:
 
 # ------------------------------------------------------------ sending
 
+
+@pytest.mark.parametrize("kind", ["plain", "transaction"])
+def test_the_born_host_is_what_the_client_says_or_its_address(raw: RawClient, store: Store, kind: str) -> None:
+    topic = f"born_{kind}"
+    store.create_topic(topic, queues=1, message_type=MessageType.UNSPECIFIED)
+    number = 4 if kind == "transaction" else 1
+    for msg_id, told in (("A1", {"born_host": "there.example"}), ("A2", {})):
+        answer = send(raw, message(topic, msg_id=msg_id, message_type=number, **told))
+        assert answer.status.code == Code.OK
+        if kind == "transaction":
+            ended = {"topic": {"name": topic}, "transaction_id": answer.entries[0].transaction_id, "resolution": 1}
+            assert raw.call("EndTransaction", message_id=msg_id, **ended).status.code == Code.OK
+    got = [each.message.system_properties for each in receive(raw, topic, "born") if each.HasField("message")]
+    assert {each.message_id: each.born_host for each in got} == {"A1": "there.example", "A2": "127.0.0.1"}
+
+
 BAD_MESSAGES: dict[str, tuple[Any, Code]] = {
     "body over 4 MiB": (message("orders", bytes(4 * 1024 * 1024 + 1)), Code.MESSAGE_BODY_TOO_LARGE),
     "empty body": (message("orders", b""), Code.MESSAGE_BODY_EMPTY),
@@ -54,6 +70,7 @@ BAD_MESSAGES: dict[str, tuple[Any, Code]] = {
     "unknown topic": (message("nowhere"), Code.TOPIC_NOT_FOUND),
     "blank tag": (message("orders", tag=" "), Code.ILLEGAL_MESSAGE_TAG),
     "tag with a bar": (message("orders", tag="a|b"), Code.ILLEGAL_MESSAGE_TAG),
+    "long born host": (message("orders", born_host="h" * 256), Code.BAD_REQUEST),
     "blank key": (message("orders", keys=[" "]), Code.ILLEGAL_MESSAGE_KEY),
     "blank id": (message("orders", msg_id=""), Code.ILLEGAL_MESSAGE_ID),
     "blank message group": (message("orders", message_group="", message_type=2), Code.ILLEGAL_MESSAGE_GROUP),

@@ -86,6 +86,25 @@ def test_limits_answer_too_many_requests(tmp_path: Path) -> None:
     proxy.stop()
 
 
+def test_a_push_consumer_beyond_the_limit_of_clients_claims_nothing(tmp_path: Path) -> None:
+    proxy = ProxyProcess(tmp_path / "store", clients_max=0)
+    with Store.open(str(proxy.store)) as store:
+        store.create_topic("orders", queues=1)
+    with RawClient(proxy.address) as raw:
+        assert raw.call("SendMessage", messages=[message("orders")]).status.code == Code.OK
+        asked: dict[str, Any] = {
+            "group": {"name": "g"},
+            "message_queue": {"topic": {"name": "orders"}, "id": -1},
+            "batch_size": 1,
+            "long_polling_timeout": {"seconds": 0},
+        }
+        refused = raw.call("ReceiveMessage", auto_renew=True, **asked)
+        assert [each.status.code for each in refused] == [Code.TOO_MANY_REQUESTS]
+        got = raw.call("ReceiveMessage", invisible_duration={"seconds": 30}, **asked)
+        assert [each.message.system_properties.delivery_attempt for each in got if each.HasField("message")] == [1]
+    proxy.stop()
+
+
 def test_a_stop_tells_clients_to_reconnect_and_answers_calls_under_way(tmp_path: Path) -> None:
     proxy = ProxyProcess(tmp_path / "store")
     with Store.open(str(proxy.store)) as store:

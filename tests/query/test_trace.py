@@ -54,6 +54,19 @@ def test_a_delayed_message_was_parked_then_delivered(store: Store, clock: Manual
     assert delivered.store_ms - parked.store_ms == 1_000
 
 
+def test_a_recalled_message_tells_when_it_was(store: Store, clock: ManualClock) -> None:
+    producer = Producer(store)
+    kept, sent = (producer.send(Message("t", b"x", delay=60)) for _ in range(2))
+    clock.advance(5)
+    producer.recall(sent)
+    clock.advance(60)
+    TimerService(store).run_once()
+    parked, recalled = trace(store, sent.msg_id)
+    assert (parked.stage, recalled.stage, recalled.real_topic) == ("delayed", "recalled", "t")
+    assert recalled.store_ms - parked.store_ms == 5_000
+    assert stages(trace(store, kept.msg_id)) == ["delayed", "delivered"]
+
+
 @pytest.mark.parametrize(("end", "told"), [("commit", ["committed", "delivered"]), ("rollback", ["rolled back"])])
 def test_a_transaction_was_half_then_settled(store: Store, end: str, told: list[str]) -> None:
     msg_id, tx, producer = half(store)

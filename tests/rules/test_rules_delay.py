@@ -67,36 +67,6 @@ def test_another_list_has_other_levels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "asked"),
-    [
-        ({}, Delay()),
-        ({"DELAY": "3"}, Delay(3)),
-        ({"DELAY": "3", "TIMER_DELIVER_MS": "9", "TIMER_DELAY_SEC": "9"}, Delay(3)),
-        ({"DELAY": "0", "TIMER_DELIVER_MS": "9"}, Delay(0, 9)),
-        ({"DELAY": "-1", "TIMER_DELAY_SEC": "2"}, Delay(0, NOW + 2000)),
-        ({"TIMER_DELAY_SEC": "2", "TIMER_DELAY_MS": "3", "TIMER_DELIVER_MS": "9"}, Delay(0, NOW + 2000)),
-        ({"TIMER_DELAY_MS": "3", "TIMER_DELIVER_MS": "9"}, Delay(0, NOW + 3)),
-        ({"TIMER_DELIVER_MS": "9"}, Delay(0, 9)),
-    ],
-)
-def test_rule_15_a_level_beats_timers_and_relative_ones_beat_times(properties: dict[str, str], asked: Delay) -> None:
-    assert delay.asked_for(properties, NOW) == asked
-
-
-def test_rule_16_a_delivered_timer_is_none_again() -> None:
-    parked = delay.park(row(), Delay(deliver_ms=NOW + 1), NOW)
-    delivered = delay.unpark(stored(parked))
-    assert not delay.asked_for(dict(delivered.properties), NOW - 10).waits(NOW - 10)
-
-
-@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-def test_a_value_that_is_no_number_is_refused(name: str) -> None:
-    with pytest.raises(InvalidRequestError, match="not a whole number") as caught:
-        delay.asked_for({name: "soon"}, NOW)
-    assert caught.value.context["property"] == name
-
-
-@pytest.mark.parametrize(
     ("fields", "asked"),
     [
         ({}, Delay()),

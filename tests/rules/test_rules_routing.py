@@ -36,11 +36,6 @@ def test_producers_see_write_queues_and_consumers_read_queues() -> None:
     assert routing.read_queues(numbers) == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("c", 0)]
 
 
-def test_rule_22_queues_that_are_written_and_not_read_are_stranded() -> None:
-    assert list(QueueNumbers(broker="a", read=2, write=4).stranded()) == [2, 3]
-    assert list(QueueNumbers(broker="a", read=4, write=2).stranded()) == []
-
-
 def test_rule_22_write_shrinks_first_and_read_last() -> None:
     def numbers(read: int, write: int) -> QueueNumbers:
         return QueueNumbers(broker="a", read=read, write=write)

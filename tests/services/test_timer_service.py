@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
 import pytest
 from service_world import ServiceWorld
 
 from rmq_spark.client.producer import Producer
 from rmq_spark.client.simple_consumer import SimpleConsumer
 from rmq_spark.client.time_search import QueueTimes
-from rmq_spark.errors import InvalidRequestError, PreconditionFailedError
+from rmq_spark.errors import InvalidRequestError, PreconditionFailedError, UnavailableError
 from rmq_spark.log.expire import expire
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.point_read import PointReader
+from rmq_spark.log.recover import recover
 from rmq_spark.log.roll import roll
 from rmq_spark.model.message import Message
 from rmq_spark.rules.delay import ROCKETMQ_DELAY_MAX_MS
 from rmq_spark.rules.service_lease import TAKEOVER_MS
 from rmq_spark.rules.system_topics import SCHEDULE_TOPIC, TIMER_TOPIC
-from rmq_spark.services import timer_index
-from rmq_spark.services.retention import expire_broker
+from rmq_spark.services import timer, timer_index
+from rmq_spark.services.retention import expire_safely
 from rmq_spark.services.timer import TimerService, set_delay_levels
 from rmq_spark.storage import paths
 
@@ -152,16 +157,22 @@ def test_rule_38_each_message_of_a_batch_has_its_own_time(world):
 
 
 def test_a_message_that_is_due_before_the_mark_is_delivered_too(world):
-    """The mark has passed a time, and then a message for that time comes from a producer whose clock is behind."""
+    """The mark has passed a time, and then a message for that time comes from a producer whose clock is behind.
+
+    It has not looked at the log for a while, so it does not know the log's time either.
+    """
     producer, timers = world.producer(), TimerService(world.store)
+    other = Producer(world.again())
+    other.send(Message("events", b"opens the log"))
     producer.send(Message("orders", b"first", delay=50))
     producer.send(Message("orders", b"late", delay=50))
     world.clock.advance(60)
     timers.run_once()
     world.clock.advance(-30)
-    producer.send(Message("orders", b"behind", delay=10))
+    other.send(Message("orders", b"behind", delay=10))
+    assert [message.body for message in world.messages(TIMER_TOPIC)][-1] == b"behind"
     timers.run_once()
-    assert world.bodies("orders") == [b"first", b"late", b"behind"]
+    assert sorted(world.bodies("orders")) == [b"behind", b"first", b"late"]
 
 
 class TestRecall:
@@ -349,7 +360,7 @@ class TestRetention:
         due_level = world.clock.now_ms() + 7_200_000
         timers = TimerService(world.store)
         self.fill(world, producer)
-        result = expire_broker(world.store, "broker-0", before_ms=world.clock.now_ms() + 1)
+        result = expire_safely(world.store.log(), before_ms=world.clock.now_ms() + 1)
         assert result.segments
         assert world.store.log().refresh().state.queues.bounds(SCHEDULE_TOPIC, 17)[0] == 1, "the first copy is gone"
         timers.run_once()
@@ -375,7 +386,7 @@ class TestRetention:
         TimerService(world.store).run_once()
         self.fill(world, producer)
         end = world.store.log().refresh().state.offset
-        assert expire_broker(world.store, "broker-0", before_ms=world.clock.now_ms() + 1).segments
+        assert expire_safely(world.store.log(), before_ms=world.clock.now_ms() + 1).segments
         assert world.store.log().refresh().state.offset == end
 
     def test_a_hold_keeps_segments(self, world):
@@ -406,3 +417,96 @@ def test_who_waits_is_told_when_to_look_again(world):
     world.producer().send(Message("orders", b"x", delay=0.25))
     assert timers.run_once() == 0.25
     assert timers.behind_ms() == 0
+
+
+class TestClocks:
+    def test_a_delay_counts_from_the_logs_time_when_the_clock_was_set_back(self, world):
+        producer = world.producer()
+        producer.send(Message("orders", b"now"))
+        log_ms = world.clock.now_ms()
+        world.clock.wall_ms -= 120_000
+        producer.send(Message("orders", b"later", delay=60))
+        with producer.begin_transaction() as tx:
+            producer.send(Message("orders", b"whole", delay=60), transaction=tx)
+            tx.commit()
+        timers = TimerService(world.store)
+        timers.run_once()
+        assert world.bodies("orders") == [b"now"]
+        world.clock.wall_ms = log_ms + 59_999
+        timers.run_once()
+        assert world.bodies("orders") == [b"now"]
+        world.clock.wall_ms = log_ms + 60_000
+        timers.run_once()
+        assert world.bodies("orders") == [b"now", b"later", b"whole"]
+
+
+def test_a_longer_list_of_levels_counts_above_18(world):
+    set_delay_levels(world.store, " ".join(f"{number}s" for number in range(1, 25)))
+    producer = world.producer()
+    producer.send_batch([Message("orders", b"24", delay_level=24), Message("orders", b"99", delay_level=99)])
+    timers = TimerService(world.store)
+    world.clock.advance(23.999)
+    timers.run_once()
+    assert world.bodies("orders") == []
+    world.clock.advance(0.001)
+    timers.run_once()
+    assert [message.properties["DELAY"] for message in world.messages("orders")] == ["24", "24"]
+
+
+class TestLargeMessages:
+    def test_messages_that_are_larger_than_those_before_go_out_in_several_commits(self, world, monkeypatch):
+        monkeypatch.setattr(timer, "BYTES_AIM", 100_000)
+        producer = world.producer()
+        timers = TimerService(world.store)
+        producer.send_batch([Message("small", b"s", delay=1) for _ in range(600)])
+        world.clock.advance(1)
+        timers.run_once()
+        producer.send_batch([Message("large", b"l" * 20_000, delay=1) for _ in range(60)])
+        world.clock.advance(1)
+        timers.run_once()
+        assert len(world.bodies("small")) == 600
+        places = [message.commit_offset for message in world.messages("large")]
+        assert len(places) == 60
+        gaps = sum(after - one > 1 for one, after in itertools.pairwise(places))
+        assert gaps >= 5, "the mark of each commit lies between"
+
+    def test_what_cannot_be_read_at_once_is_read_in_smaller_parts(self, world, monkeypatch):
+        fetch = PointReader.fetch
+
+        def limited(self, places, *rest):
+            if len(places.commit) > 10:
+                raise pa.ArrowCapacityError("too large")
+            return fetch(self, places, *rest)
+
+        monkeypatch.setattr(PointReader, "fetch", limited)
+        world.producer().send_batch([Message("orders", b"%d" % number, delay=1) for number in range(100)])
+        timers = TimerService(world.store)
+        world.clock.advance(1)
+        for _ in range(200):
+            with suppress(UnavailableError):
+                timers.run_once()
+        assert len(world.bodies("orders")) == 100
+
+
+def test_a_part_of_the_index_that_a_power_loss_may_belie_is_not_kept(monkeypatch):
+    monkeypatch.setattr(timer_index, "RUN_ROWS", 4)
+    world = ServiceWorld.create(delete_grace_ms=0, flush="async")
+    log = world.store.log()
+
+    def files() -> int:
+        return len(list(world.store.storage.list(paths.timers(log.root))))
+
+    timers = TimerService(world.store)
+    for _ in range(5):
+        world.producer().send(Message("orders", b"x", delay=10))
+    timers.run_once()
+    assert not files(), "the log may forget these messages"
+    roll(log, min_commits=1)
+    for _ in range(20):
+        world.producer().send(Message("orders", b"x", delay=10))
+    roll(log, min_commits=1)
+    TimerService(world.store).run_once()
+    assert files(), "what was rolled is durable"
+    recover(world.store.storage, log.root, log.broker, world.clock)
+    assert not files()
+    world.store.close()

@@ -7,12 +7,14 @@ from service_world import ServiceWorld
 
 from rmq_spark.client.check_answers import CheckAnswers
 from rmq_spark.errors import InvalidRequestError, PreconditionFailedError
+from rmq_spark.log.expire import expire
 from rmq_spark.log.roll import roll
 from rmq_spark.model.message import Message
 from rmq_spark.model.stored_message import StoredMessage
+from rmq_spark.rules.all_folds import BROKER_FOLDS
 from rmq_spark.rules.system_topics import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC
 from rmq_spark.rules.transaction import CheckSettings, Transactions, TransactionState
-from rmq_spark.services.retention import expire_broker
+from rmq_spark.services.retention import expire_safely
 from rmq_spark.services.timer import TimerService
 from rmq_spark.services.transaction_check import TransactionCheckService
 
@@ -234,7 +236,56 @@ def test_retention_gives_up_transactions_whose_messages_it_takes(world):
         world.clock.advance(1)
         producer.send(Message("other", b"x"))
         roll(world.store.log("broker-0"), min_commits=1)
-    assert expire_broker(world.store, "broker-0", before_ms=world.clock.now_ms() + 1).segments
+    assert expire_safely(world.store.log(), before_ms=world.clock.now_ms() + 1).segments
     assert world.messages(HALF_TOPIC) == []
     assert world.bodies(CHECK_MAX_TOPIC) == [b"a"]
     assert not open_transactions(world)
+
+
+def test_half_messages_that_are_gone_hold_up_no_other_transaction(world, caplog):
+    producer = world.producer(group="shop")
+    with producer.begin_transaction() as tx:
+        producer.send(Message("orders", b"gone"), transaction=tx)
+        roll(world.store.log(), min_commits=1)
+        producer.send(Message("orders", b"left"), transaction=tx)
+    with producer.begin_transaction() as other:
+        producer.send(Message("orders", b"other"), transaction=other)
+    roll(world.store.log(), min_commits=1)
+    producer.send(Message("orders", b"x"))
+    expire(world.store.log("broker-0", *BROKER_FOLDS), before_ms=world.clock.now_ms() + 1)
+    assert b"gone" not in world.bodies(HALF_TOPIC)
+    checks = TransactionCheckService(world.store)
+    for _ in range(20):
+        world.clock.advance(31)
+        checks.run_once()
+    assert not open_transactions(world)
+    assert "expired before" in caplog.text
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "-1", "1e300", "soon"])
+def test_an_immunity_that_is_no_time_is_refused_and_nothing_is_written(world, seconds):
+    producer = world.producer()
+    message = Message("orders", b"x", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": seconds})
+    with producer.begin_transaction() as tx, pytest.raises(InvalidRequestError):
+        producer.send(message, transaction=tx)
+    assert world.messages(HALF_TOPIC) == []
+
+
+def test_an_immunity_counts_to_the_millisecond(world):
+    producer = world.producer(check_immunity=12_345.678)
+    with producer.begin_transaction() as tx:
+        producer.send(Message("orders", b"x"), transaction=tx)
+    (known,) = open_transactions(world).values()
+    assert known.next_check_ms - known.began_ms == 12_345_678
+
+
+def test_a_transaction_that_was_asked_about_is_not_behind(world):
+    producer = world.producer(group="shop")
+    with producer.begin_transaction() as tx:
+        producer.send(Message("orders", b"a"), transaction=tx)
+    world.clock.advance(3600)
+    checks = TransactionCheckService(world.store)
+    checks.run_once()
+    assert checks.behind_ms() == 0
+    world.clock.advance(31)
+    assert checks.behind_ms() == 1000

@@ -1,7 +1,7 @@
-"""A program that reads, streams and writes through `format("rocketmq")`, in classic mode or over Spark Connect.
+"""A story that reads, streams and writes through `format("rocketmq")`, for a classic session or one of Spark Connect.
 
-Usage: python spark_modes.py MODE STORE FOLDER. Prints one JSON object; the test compares the modes. A process can hold
-one kind of session only, so each mode has a process of its own.
+A process can hold one kind of session only, so Connect has a process of its own: `python spark_modes.py STORE FOLDER`
+prints the story's answer as one JSON object.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ def story(spark: SparkSession, store: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    mode, store, folder = sys.argv[1:]
-    builder = SparkSession.builder.config("spark.sql.shuffle.partitions", "2")
-    spark = (builder.remote("local[2]") if mode == "connect" else builder.master("local[2]")).getOrCreate()
+    store, folder = sys.argv[1:]
+    spark = SparkSession.builder.config("spark.sql.shuffle.partitions", "2").remote("local[2]").getOrCreate()
     try:
         print(json.dumps(story(spark, store, Path(folder))))
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spark_modes import story
 from store_world import World
 
 from rmq_spark.log.scan import Query
@@ -20,10 +21,9 @@ PROGRAM = Path(__file__).with_name("spark_modes.py")
 LIMIT_S = 600
 
 
-def run_mode(mode: str, world: World, folder: Path) -> dict[str, Any]:
-    folder.mkdir()
+def run_connect(world: World, folder: Path) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), mode, world.uri, str(folder)],
+        [sys.executable, str(PROGRAM), world.uri, str(folder)],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -36,13 +36,16 @@ def run_mode(mode: str, world: World, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["classic", "connect"])
-def test_both_kinds_of_session_give_the_same(tmp_path: Path, mode: str) -> None:
+def test_both_kinds_of_session_give_the_same(tmp_path: Path, mode: str, request: pytest.FixtureRequest) -> None:
     world = World.create(str(tmp_path / "store"))
     for topic in ("t", "written", "streamed"):
         world.store.create_topic(topic, queues=2)
     for number in range(4):
         world.send("t", 0, 1, tags="a" if number % 2 else "b", properties=[("n", str(number))])
-    answer = run_mode(mode, world, tmp_path / mode)
+    if mode == "connect":
+        answer = run_connect(world, tmp_path)
+    else:
+        answer = story(request.getfixturevalue("spark"), world.uri, tmp_path)
     assert answer["kind"] == ("pyspark.sql.connect.session" if mode == "connect" else "pyspark.sql.session")
     plain = [row for batch in world.log().scan(Query(topics=frozenset({"t"}))) for row in batch.to_pylist()]
     plain.sort(key=lambda row: (row["queueId"], row["queueOffset"]))

@@ -414,6 +414,32 @@ def test_a_turn_that_moves_between_others_is_waited_for_again(tmp_path: Path) ->
     assert storage._passed_over == {}
 
 
+@pytest.mark.parametrize("where", ["waiting", "had"])
+def test_an_interrupt_while_a_turn_is_taken_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    class Interrupting(SystemClock):
+        def sleep(self, seconds: float) -> None:
+            raise KeyboardInterrupt
+
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    storage, other = LocalStorage(tmp_path, clock=Interrupting()), LocalStorage(tmp_path)
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patched:
+        if where == "had":
+            patched.setattr(os, "pwrite", interrupt)  # the lock is there, and its holder's name is about to be
+            with pytest.raises(KeyboardInterrupt), storage.turn("a", 1.0):
+                raise AssertionError("it was interrupted before")
+        else:
+            with other.turn("a", 1.0), pytest.raises(KeyboardInterrupt), storage.turn("a", 1.0):
+                raise AssertionError("it was interrupted before")
+    assert os.listdir("/proc/self/fd") == before
+    with other.turn("a", 0.0) as mine:
+        assert mine
+
+
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
 
