@@ -8,10 +8,11 @@ import time
 from _store_kit import directory, one, open_log, report
 
 from rmq_spark.log.queue_reader import read_queue
-from rmq_spark.log.roll import roll
+from rmq_spark.log.roll import collect_garbage, roll
 from rmq_spark.log.verify import verify
 
 LARGE = 10**9
+BARE_FILES = 10_000
 
 
 def _fill(commits, queue_of):
@@ -38,8 +39,19 @@ def small():
     assert verify(log.storage, log.root, log.broker).ok
     report("verified", count / (time.perf_counter() - started), "commits/s", ">= 8,000")
     started = time.perf_counter()
-    assert roll(log).commits == count
+    assert roll(log, tidy=False).commits == count
+    report("rolled, without the deletion of the commits", count / (time.perf_counter() - started), "commits/s", "")
+    log.refresh()
+    assert collect_garbage(log, log.view.mark) >= count
     report("rolled, with the deletion of the commits", count / (time.perf_counter() - started), "commits/s", ">= 8,000")
+    bare = directory()
+    for number in range(BARE_FILES):
+        with open(f"{bare}/{number}", "wb") as file:
+            file.write(b"x" * 3600)
+    started = time.perf_counter()
+    for number in range(BARE_FILES):
+        os.unlink(f"{bare}/{number}")
+    report("   bare deletions of such files", BARE_FILES / (time.perf_counter() - started), "files/s", "")
 
 
 def tail():

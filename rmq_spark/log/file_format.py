@@ -41,6 +41,7 @@ from rmq_spark.log.run_index import Runs
 TAIL_BYTES: Final = 64 * 1024
 """How much is read of a file to learn its metadata; smaller files are read as a whole by that."""
 
+_DECODER: Final = json.JSONDecoder()
 _EOS_BYTES: Final = len(ipc_file.END_OF_STREAM)
 
 U32 = npt.NDArray[np.uint32]
@@ -301,7 +302,7 @@ def _document(path: str, text: bytes, digest: bytes) -> dict[str, Any]:
     """The metadata document, checked against its digest; its version is known."""
     if digest != hashlib.blake2b(text, digest_size=16).hexdigest().encode():
         raise CorruptDataError("metadata check-sum is wrong", file=path)
-    doc: dict[str, Any] = json.loads(text)
+    doc: dict[str, Any] = _DECODER.decode(text.decode())
     if doc.get("v") not in file_layout.SCHEMAS:
         raise UnsupportedVersionError(
             "file has another format version; upgrade rmq-spark",

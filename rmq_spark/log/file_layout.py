@@ -147,18 +147,18 @@ def match_tail(data: bytes, start: int) -> TailFields | None:
     digest_at = start + template.digest_at
     digest = data[digest_at : digest_at + DIGEST_DIGITS]
     places: list[Place] = [ipc_file.BLOCK.unpack_from(data, start + _PLACE_AT)] if blocks else []
-    expected = bytearray(template.tail)
-    template.fill(expected, text, digest, places)
-    crc_at = start + template.crc_at
-    expected[template.crc_at : template.crc_at + 8] = data[crc_at : crc_at + 8]
-    return TailFields(version, kind, text, digest, places) if data.endswith(expected) else None
+    for at, piece in template.fixed:
+        if not data.startswith(piece, start + at):
+            return None
+    return TailFields(version, kind, text, digest, places)
 
 
 class _Template(NamedTuple):
     tail: bytes
     text_at: int
     digest_at: int
-    crc_at: int
+    fixed: list[tuple[int, bytes]]
+    """What stands between the fields, and where."""
 
     def fill(self, tail: bytearray, text: bytes, digest: bytes, places: list[Place]) -> None:
         """Write the fields into `tail`, a copy of this template."""
@@ -173,8 +173,12 @@ def _template(version: int, kind: str, length: int, blocks: int) -> _Template:
     """The tail of files with a document of `length` bytes and none or one block."""
     text, digest = b"\x03" * length, "\x04" * DIGEST_DIGITS
     tail = _built_tail(version, kind, text, digest, [(0, 0, 0)] * blocks)
+    text_at, digest_at = tail.index(text), tail.index(digest.encode())
     crc_at = tail.rfind(CRC_MARK) + len(CRC_MARK)
-    return _Template(tail, tail.index(text), tail.index(digest.encode()), crc_at)
+    lengths = {_PLACE_AT: blocks * ipc_file.BLOCK.size, text_at: length, digest_at: DIGEST_DIGITS, crc_at: 8}
+    starts = [0, *(at + lengths[at] for at in sorted(lengths))]
+    fixed = [(low, tail[low:high]) for low, high in zip(starts, [*sorted(lengths), len(tail)], strict=True)]
+    return _Template(tail, text_at, digest_at, fixed)
 
 
 def _built_tail(version: int, kind: str, text: bytes, digest: str, places: list[Place]) -> bytes:

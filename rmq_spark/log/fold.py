@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -44,13 +44,12 @@ class Records:
     def __len__(self) -> int:
         return len(self.store_ms)
 
-    def values(self) -> list[dict[str, Any]]:
-        """The JSON object in each body.
+    def values(self) -> Iterator[dict[str, Any]]:
+        """The JSON object in each body, each parsed when it is its turn: thousands at once keep the collector busy.
 
         Raises:
             TypeError, ValueError: a body is no JSON object.
         """
-        values: list[dict[str, Any]] = []
         for body in self.bodies:
             text = body.decode()
             try:
@@ -61,8 +60,7 @@ class Records:
                 value = json.loads(text)  # white space around it, or the error that says what is wrong
             if type(value) is not dict:
                 raise TypeError("the body of a record must be a JSON object")
-            values.append(value)
-        return values
+            yield value
 
 
 class Fold(ABC):

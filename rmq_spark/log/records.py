@@ -12,8 +12,7 @@ from rmq_spark.log.arrow_columns import integers
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.fold import Records
-from rmq_spark.log.rows import queue_offsets
-from rmq_spark.log.small_commits import decode_commits
+from rmq_spark.log.small_commits import decode_commits, queue_offsets_of
 from rmq_spark.log.state import LogState
 from rmq_spark.storage.base import Storage
 
@@ -60,13 +59,13 @@ def join_records(metas: Sequence[FileMeta], state: LogState) -> Iterator[Records
     rows = decode_commits(metas)
     topics = sorted({topic for meta in metas for topic in state.fold_topics(meta.doc["topics"])})
     times = np.repeat([meta.doc["ts"] for meta in metas], [meta.rows for meta in metas])
-    offsets = integers(np.concatenate([queue_offsets(meta.runs, meta.bases) for meta in metas]))
     topic_of = [name for meta in metas for name in _topics_of(meta)]
     for fold in {state.fold_of(topic).name: state.fold_of(topic) for topic in topics}.values():
         at = np.array([row for row, topic in enumerate(topic_of) if topic in fold.topics], np.int64)
         mine = rows.take(integers(at))
         columns = dict(zip(mine.schema.names, mine.columns, strict=True))
-        columns["queueOffset"] = offsets.take(integers(at))
+        if "queueOffset" in fold.columns:
+            columns["queueOffset"] = integers(queue_offsets_of(metas)[at])
         when, names = times[at].tolist(), [topic_of[row] for row in at.tolist()]
         edges = [row for row in range(1, len(mine)) if names[row] != names[row - 1]]
         for low, high in zip([0, *edges], [*edges, len(mine)], strict=True):
@@ -76,8 +75,11 @@ def join_records(metas: Sequence[FileMeta], state: LogState) -> Iterator[Records
 
 def _topics_of(meta: FileMeta) -> list[str]:
     """The topic of each row of a commit."""
+    names: list[str] = meta.doc["topics"]
+    if len(names) == 1:
+        return names * meta.rows
     runs = meta.runs
-    return [runs.topics[topic] for topic in np.repeat(runs.topic, runs.rows).tolist()]
+    return [names[topic] for topic in np.repeat(runs.topic, runs.rows).tolist()]
 
 
 def to_records(topic: str, rows: Mapping[str, pa.Array], names: Sequence[str], store_ms: list[int]) -> Records:

@@ -369,13 +369,14 @@ def check_described(meta: FileMeta, batch: pa.RecordBatch, first_row: int) -> No
     least, greatest = meta.doc["ids"]
     if not least <= ids["min"].as_py() <= ids["max"].as_py() <= greatest:
         raise meta.corrupt("an id is outside the range that the metadata names", ids=[least, greatest])
-    if not _tags_listed(meta.runs, batch.column("tags"), first_row):
+    if not tags_listed(meta.runs, batch.column("tags"), first_row):
         raise meta.corrupt("a tag is not among those that the metadata names for its run")
     if not _keys_in_bloom(meta.bloom, batch.column("keys")):
         raise meta.corrupt("a key is not in the key filter")
 
 
-def _tags_listed(runs: Runs, tags: pa.StringArray, first_row: int) -> bool:
+def tags_listed(runs: Runs, tags: pa.StringArray, first_row: int) -> bool:
+    """Whether the run index lists the codes of these rows' tags (`first_row` on), each for its run."""
     encoded = pc.fill_null(tags, "").dictionary_encode()
     codes = java_hash.java_hashes(encoded.dictionary).astype(np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
     rows = np.arange(first_row, first_row + len(tags))

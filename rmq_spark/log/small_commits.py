@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from rmq_spark.errors import CorruptDataError
 from rmq_spark.log import schema
 from rmq_spark.log.arrow_columns import integers, repeated
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.rows import queue_offsets
 from rmq_spark.log.run_index import find_order
 from rmq_spark.log.small_files import decode_small_files
+
+I64 = npt.NDArray[np.int64]
 
 
 def is_small(meta: FileMeta) -> bool:
@@ -27,10 +28,15 @@ def decode_commits(metas: Sequence[FileMeta]) -> pa.RecordBatch:
     Raises:
         CorruptDataError: a commit's rows cannot be parsed, or are not as many as it says.
     """
-    whole = decode_small_files([meta.whole or b"" for meta in metas])
-    if len(whole) != sum([meta.rows for meta in metas]):
-        raise CorruptDataError("a commit has another number of rows than its metadata says", file=metas[0].path)
-    return whole
+    return decode_small_files([meta.whole or b"" for meta in metas], rows=[meta.rows for meta in metas])
+
+
+def queue_offsets_of(metas: Sequence[FileMeta]) -> I64:
+    """Queue offset of each row of these commits."""
+    bases = np.concatenate([meta.bases for meta in metas])
+    rows = np.concatenate([meta.runs.rows for meta in metas])
+    ends = np.cumsum(rows, dtype=np.int64)
+    return np.repeat(bases - (ends - rows), rows) + np.arange(int(ends[-1]))
 
 
 def join_rows(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:
@@ -44,7 +50,7 @@ def join_rows(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:
     counts = np.array([meta.rows for meta in metas], np.int64)
     commit = np.arange(len(whole)) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
     times = np.repeat(np.array([meta.doc["ts"] for meta in metas], np.int64), counts)
-    queue = np.concatenate([queue_offsets(meta.runs, meta.bases) for meta in metas])
+    queue = queue_offsets_of(metas)
     order = find_order(whole).order
     if order is not None:
         whole = whole.take(integers(order))

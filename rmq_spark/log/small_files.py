@@ -18,19 +18,22 @@ BYTES_MAX: Final = (1 << 31) - 1
 """Rows of one call, in bytes: offsets of texts have 32 bits."""
 
 
-def decode_small_files(files: Sequence[bytes], kind: str = "commit", version: int | None = None) -> pa.RecordBatch:
+def decode_small_files(
+    files: Sequence[bytes], kind: str = "commit", version: int | None = None, rows: Sequence[int] | None = None
+) -> pa.RecordBatch:
     """Return the rows of `files`, in order, as one record batch.
 
     Each file must be whole and checked by `file_format.parse`, of this kind and format version (by default the one
-    that is written), and must have one block: no block table, no references to row files.
+    that is written), and must have one block: no block table, no references to row files. `rows` says how many rows
+    each has, if that is known.
 
     Raises:
-        CorruptDataError: a file has other columns, or rows that cannot be decoded.
+        CorruptDataError: a file has other columns, another number of rows, or rows that cannot be decoded.
         InvalidRequestError: the files have over 2 GB.
     """
     version = file_layout.VERSION if version is None else version
     schema, head = file_layout.SCHEMAS[version][kind], file_layout.head(version, kind)[0]
-    messages = [schema.serialize().to_pybytes()]
+    messages = [file_layout.schema_message(version, kind)]
     for number, data in enumerate(files):
         if not data.startswith(head):
             raise CorruptDataError("file has other columns", number=number, kind=kind, version=version)
@@ -41,6 +44,8 @@ def decode_small_files(files: Sequence[bytes], kind: str = "commit", version: in
     try:
         with pa.ipc.open_stream(b"".join([*messages, ipc_file.END_OF_STREAM])) as stream:
             batches = list(stream)
+        if rows is not None and [batch.num_rows for batch in batches] != rows:
+            raise CorruptDataError("a file has another number of rows than its metadata says", files=len(files))
         return (
             pa.concat_batches(batches)
             if batches

@@ -7,7 +7,7 @@ longer be read), and goes on behind it. Warnings are things that cost nothing: l
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,24 +15,16 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError, RmqError, UnsupportedVersionError
-from rmq_spark.log.file_format import FileMeta, check_whole
-from rmq_spark.log.file_reader import FileReader
+from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.fold import Fold
 from rmq_spark.log.marks import Mark, SegmentRef, genesis, read_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.records import read_records
 from rmq_spark.log.roll import Progress, no_progress
-from rmq_spark.log.rows import check_described, queue_offsets
+from rmq_spark.log.rows import queue_offsets
 from rmq_spark.log.snapshot import comparable, floor_state, load_snapshot, read_payloads
 from rmq_spark.log.state import LogState, parts_of
-from rmq_spark.log.verify_files import (
-    DESCRIBED,
-    FEW_ROWS,
-    ReadAhead,
-    check_counts,
-    check_few_rows,
-    check_references,
-)
+from rmq_spark.log.verify_files import DESCRIBED, UNREADABLE, CheckedFiles, check_counts, check_references
 from rmq_spark.log.view import check_link
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -42,9 +34,6 @@ CLOCK_JUMP_MS = 24 * 3_600_000
 
 TRIES: Final = 5
 """How often a log is checked in all if it is maintained meanwhile each time."""
-
-_UNREADABLE: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What metadata raises whose check-sums are right and whose content is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +112,7 @@ class _Verifier:
         self._broker = broker
         self._progress = progress
         self._report = Report()
-        self._files = ReadAhead(storage)
+        self._files = CheckedFiles(storage, self._count_file)
         self._damaged = False
         self._done = 0
         self._total = 0
@@ -176,9 +165,9 @@ class _Verifier:
             self._report.marks += 1
             path = paths.mark(self._root, epoch)
             try:
-                meta = self._whole(path)
+                meta = self._files.read(path)
                 mark = read_mark(self._storage, self._root, epoch)
-            except (RmqError, *_UNREADABLE) as error:
+            except (RmqError, *UNREADABLE) as error:
                 newest = epoch >= max(listed, default=0)
                 self._damage(path, _text(error), first=0 if newest else None)
                 last = None
@@ -201,7 +190,7 @@ class _Verifier:
             at = segment.end
             self._report.segments += 1
             try:
-                meta = self._whole(path)
+                meta = self._files.read(path)
                 if meta.kind != "segment" or meta.digest != segment.digest:
                     raise meta.corrupt("not the segment that the mark names", expected=segment.digest)
                 self._segment_rows(meta, segment)
@@ -211,7 +200,7 @@ class _Verifier:
                     raise meta.corrupt("the log of another store begins here")
                 check_counts(meta, queues)
                 before = meta
-            except (RmqError, *_UNREADABLE) as error:
+            except (RmqError, *UNREADABLE) as error:
                 self._damage(path, _text(error), first=segment.first, end=segment.end)
                 before = queues = None
         if mark.floor != at or (before is not None and before.doc["last"] != mark.floor_digest):
@@ -227,7 +216,7 @@ class _Verifier:
                 raise CorruptDataError("state is of another offset than the floor", offset=state.offset)
             if queues is not None and not queues.same_ends(state.queues):
                 raise CorruptDataError("state at the floor does not count the segments' rows")
-        except (RmqError, *_UNREADABLE) as error:
+        except (RmqError, *UNREADABLE) as error:
             named = next((each.name for each in mark.snapshots if each.offset == mark.floor), None)
             path = paths.mark(self._root, mark.epoch) if named is None else f"{paths.floors(self._root)}/{named}"
             self._damage(path, _text(error))
@@ -239,7 +228,7 @@ class _Verifier:
         offsets, times, bounds = [], [], []
         at = 0
         expected = queue_offsets(meta.runs, meta.bases)
-        for batch in self._described_rows(meta, columns):
+        for batch in self._files.described_rows(meta, columns):
             offsets.append(batch.column(0).to_numpy())
             times.append(batch.column(2).cast(pa.int64()).to_numpy())
             bounds.append([offsets[-1].min(), offsets[-1].max(), times[-1].min(), times[-1].max()])
@@ -269,7 +258,7 @@ class _Verifier:
                 self._folded[state.offset] = comparable(state, mark.floor, starts)
             path = paths.commit(self._root, state.offset)
             try:
-                meta = self._whole(path)
+                meta = self._files.read(path)
                 if not intact:
                     state.digest, intact = meta.doc.get("prev", ""), True
                 self._commit(meta, state)
@@ -281,7 +270,7 @@ class _Verifier:
                     break
                 self._damage(path, "commit is missing", first=state.offset, end=later)
                 state.offset, intact = later, False
-            except (CorruptDataError, UnsupportedVersionError, *_UNREADABLE) as error:
+            except (CorruptDataError, UnsupportedVersionError, *UNREADABLE) as error:
                 # How many rows it had is lost with it: the next file's name tells.
                 later = self._next_commit(state.offset)
                 self._damage(path, _text(error), first=state.offset, end=later)
@@ -337,13 +326,13 @@ class _Verifier:
             # Behind damage a queue may go on at any later offset: one loss is one finding, not one for each commit.
             state.queues.resume(meta.runs, meta.bases)
             bases = state.queues.number(meta.runs, parts_of(meta.doc))
-        if len(bases) != len(meta.bases) or (bases != meta.bases).any():
+        if bases.tolist() != meta.bases.tolist():
             raise meta.corrupt("queue offsets do not continue where the log left them")
         if files:
             checked = [self._row_file(meta, file) for file in files]
             check_references(meta, [file for file in checked if file is not None])
         else:
-            self._check_rows(meta)
+            self._files.check_rows(meta)
         state.apply([meta], read_records(self._storage, meta, state))
         self._report.commits += 1
         self._report.messages += meta.rows
@@ -354,11 +343,11 @@ class _Verifier:
         self._referenced.add(name)
         self._report.row_files += 1
         try:
-            meta = self._whole(path)
+            meta = self._files.read(path)
             if meta.kind != "rows" or meta.digest != digest:
                 raise meta.corrupt("not the row file that its commit names", expected=digest)
-            self._check_rows(meta)
-        except (RmqError, *_UNREADABLE) as error:
+            self._files.check_rows(meta)
+        except (RmqError, *UNREADABLE) as error:
             first = commit.doc["first"]
             self._damage(path, _text(error), first=first, end=first + commit.rows)
             return None
@@ -380,14 +369,14 @@ class _Verifier:
             path = f"{paths.floors(self._root)}/{named.name}"
             self._report.snapshots += 1
             try:
-                if (meta := self._whole(path)).digest != named.digest:
+                if (meta := self._files.read(path)).digest != named.digest:
                     raise meta.corrupt("not the snapshot that the mark names", expected=named.digest)
             except RmqError as error:
                 self._damage(path, _text(error))
         for offset, name in sorted((offset, name) for offset, names in self._snapshots.items() for name in names):
             path = f"{paths.snapshots(self._root)}/{name}"
             try:
-                meta = self._whole(path)
+                meta = self._files.read(path)
             except NotFoundError:
                 continue  # a newer one has taken its place
             except RmqError as error:
@@ -410,7 +399,7 @@ class _Verifier:
         """Whether the log's last commit stands in the snapshot too: it is of this log, and of no past given up."""
         try:
             known = LogState.load(read_payloads(self._storage, snapshot))[0].commits
-        except (RmqError, *_UNREADABLE):
+        except (RmqError, *UNREADABLE):
             return False
         if self._last_commit is None:
             return True
@@ -429,56 +418,12 @@ class _Verifier:
         if other := sorted(name for name in stored.keys() & folded.keys() if stored[name] != folded[name]):
             self._damage(path, f"snapshot says other than the log ({', '.join(other)}); delete this snapshot")
 
-    # -------------------------------------------------------- files and rows
+    # -------------------------------------------------------- what is told
 
-    def _whole(self, path: str) -> FileMeta:
-        """Read a whole file and check every bit of it."""
-        data = self._files.read(path)
+    def _count_file(self, size: int) -> None:
         self._done += 1
         self._progress(self._done, max(self._total, self._done))
-        self._report.bytes += len(data)
-        meta = check_whole(path, data)
-        meta.whole = data
-        return meta
-
-    def _rows(self, meta: FileMeta, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Every block with its check-sums, then only the columns that are asked for."""
-        names = meta.schema.names
-        total = 0
-        for _, batch in FileReader(self._storage, meta).read_blocks(range(len(meta.places.rows)), names):
-            total += batch.num_rows
-            yield batch.select(list(columns))
-        if total != meta.rows:
-            raise meta.corrupt("file has another number of rows than its metadata says", rows=total)
-
-    def _check_rows(self, meta: FileMeta) -> None:
-        """Check every row of a file against everything that the metadata says of them."""
-        if meta.rows <= FEW_ROWS and "blocks" not in meta.doc:
-            [batch] = self._rows(meta, DESCRIBED)
-            check_few_rows(meta, batch)
-            return
-        for _ in self._described_rows(meta, DESCRIBED):
-            pass
-
-    def _described_rows(self, meta: FileMeta, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Every block, after checking its rows against everything that the metadata says of them."""
-        if int(meta.runs.rows.sum()) != meta.rows:
-            raise meta.corrupt("run index does not cover the rows")
-        at = 0
-        for batch in self._rows(meta, columns):
-            self._run_columns(meta, batch.select(["topic", "queueId"]), at)
-            check_described(meta, batch, at)
-            yield batch
-            at += batch.num_rows
-
-    def _run_columns(self, meta: FileMeta, batch: pa.RecordBatch, at: int) -> None:
-        """The columns `topic` and `queueId` say the same as the run index."""
-        runs = meta.runs
-        rows = np.arange(at, at + batch.num_rows)
-        run = np.searchsorted(runs.first_rows(), rows, "right") - 1
-        topics = pa.array(runs.topics, pa.string()).take(pa.array(runs.topic[run]))
-        if not batch.column(0).equals(topics) or not np.array_equal(batch.column(1).to_numpy(), runs.queue[run]):
-            raise meta.corrupt("run index does not describe the rows", row=at)
+        self._report.bytes += size
 
     def _names(self, place: Callable[[str], str]) -> list[str]:
         return [info.name for info in self._storage.list(place(self._root))]

@@ -71,7 +71,7 @@ def filled(storage: Storage | None = None, count: int = 6, **settings: Any) -> C
     return log
 
 
-def plant(log: CommitLog, rows: PreparedRows, **changed: Any) -> str:
+def plant(log: CommitLog, rows: PreparedRows, /, **changed: Any) -> str:
     """Create the next commit as another version of this program might: whole, well linked, and unchecked."""
     state = log.refresh().state
     doc = {
@@ -388,7 +388,7 @@ class TestVerifyLooksDeeper:
         ("field", "of"),
         [("bloom", tagged("a", "T", "other")), ("ids", tagged("a", "T", "k")), ("tags", tagged("m", "other", "k"))],
     )
-    @pytest.mark.parametrize("count", [1, verify_files.FEW_ROWS + 1])
+    @pytest.mark.parametrize("count", [1, 9])
     def test_metadata_that_would_hide_rows_of_a_commit(self, field: str, of: MessageBatch, count: int) -> None:
         log = filled(count=1)
         rows = prepare(MessageBatch.merge([tagged("m", "T", "k")] * count), 1 << 18)
@@ -396,7 +396,7 @@ class TestVerifyLooksDeeper:
         assert [finding.path for finding in damage(log.storage)] == [path]
 
     @pytest.mark.parametrize("field", ["bloom", "ids", "tags"])
-    @pytest.mark.parametrize("count", [1, verify_files.FEW_ROWS + 1])
+    @pytest.mark.parametrize("count", [1, 9])
     def test_metadata_that_would_hide_rows_of_a_row_file(self, field: str, count: int) -> None:
         log = filled(count=1)
         rows = prepare(MessageBatch.merge([tagged("m", "T", "k")] * count), 1 << 18, "rows")
@@ -418,7 +418,7 @@ class TestVerifyLooksDeeper:
         roll(log)
         assert [(finding.first, finding.end) for finding in damage(log.storage)] == [(0, 3)]
 
-    @pytest.mark.parametrize("count", [1, verify_files.FEW_ROWS + 1])
+    @pytest.mark.parametrize("count", [1, 9])
     def test_a_run_index_of_another_queue_or_topic(self, count: int) -> None:
         for other in (message("m", queue=3), message("m", topic="u")):
             log = filled(count=1)
@@ -426,6 +426,20 @@ class TestVerifyLooksDeeper:
             wrong = prepare(MessageBatch.merge([other] * count), 1 << 18).doc
             path = plant(log, rows, runs=wrong["runs"], topics=wrong["topics"], base=pack(np.zeros(1, np.int64)))
             assert [finding.path for finding in damage(log.storage)] == [path]
+
+    def test_row_counts_that_are_right_together_and_wrong_each(self) -> None:
+        log = filled(count=1)
+        one, two = (prepare(MessageBatch.merge([message("m")] * count), 1 << 18) for count in (1, 2))
+        wrong = [
+            plant(log, one._replace(blocks=two.blocks), rows=1),
+            plant(log, two._replace(blocks=one.blocks), rows=2),
+        ]
+        assert [finding.path for finding in damage(log.storage)] == wrong
+
+    def test_sound_small_commits_are_checked_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = filled(count=5)
+        monkeypatch.setattr(verify_files, "FileReader", None)  # reads one file by itself
+        assert damage(log.storage) == []
 
     def test_block_bounds_that_would_hide_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=3)

@@ -8,7 +8,7 @@ from rmq_spark.log.fold import UNREADABLE, Records
 
 
 def values(*bodies: bytes) -> list[dict[str, object]]:
-    return Records("rmq_sys_t", [0] * len(bodies), bodies=bodies).values()
+    return list(Records("rmq_sys_t", [0] * len(bodies), bodies=bodies).values())
 
 
 def test_each_body_is_parsed() -> None:
