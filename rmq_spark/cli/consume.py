@@ -51,7 +51,7 @@ def consume(
 
     given = common(ctx, store, json, conf)
     names = columns_of(columns, given.json)
-    with given.open(read_only=False) as opened:
+    with given.open(read_only=False, services="auto" if tail else "off") as opened:
         where = start if start in ("earliest", "latest") else parse_time(start, "--from/--since", opened.clock.now_ms())
         if not given.json:
             given.out.note("\t".join(names))

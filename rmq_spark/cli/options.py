@@ -59,8 +59,10 @@ class Common:
         """
         return store_uri(self.store)
 
-    def open(self, *, read_only: bool, **changed: Any) -> Store:
+    def open(self, *, read_only: bool, services: str = "off", **changed: Any) -> Store:
         """Open the store; `changed` are settings that go before those of the conf file.
+
+        A command that ends soon runs no services; one that stays is a client like any other, and does.
 
         Raises:
             as `Store.open`, and as `load_conf`.
@@ -69,9 +71,8 @@ class Common:
 
         settings, options = load_conf(self.conf)
         changed = {name: value for name, value in changed.items() if value is not None}
-        # A command ends soon, and does what it was told to: whoever stays runs the services.
         return Store.open(
-            self.uri, settings=replace(settings, **changed), options=options, read_only=read_only, services="off"
+            self.uri, settings=replace(settings, **changed), options=options, read_only=read_only, services=services
         )
 
     def create(self) -> Store:

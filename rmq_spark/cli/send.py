@@ -275,7 +275,9 @@ def _show(out: Output, tally: Tally, seconds: float, *, single: bool) -> None:
 
 
 def _line(result: dict[str, Any]) -> str:
-    offset = "not in the log yet" if result["queueOffset"] is None else f"offset {result['queueOffset']}"
+    offset = f"offset {result['queueOffset']}"
+    if result["queueOffset"] is None:
+        offset = "not in the log yet" if result["commitOffset"] is None else "waits until it is due"
     return f"{result['msgId']}  {result['topic']}  {result['brokerName']}  queue {result['queueId']}  {offset}"
 
 

@@ -58,6 +58,11 @@ class TestConsume:
             assert [line["body"] for line in ran.jsons] == ["b"]
             assert run("group", "show", group, "--json").json["lag"] == 0
 
+    def test_a_tail_delivers_what_is_due_as_any_client_does(self, run: Run, store: Path) -> None:
+        run("send", "t", "--body", "later", "--delay", "100ms")
+        ran = run("consume", "t", "--group", "g", "--tail", "--from", "earliest", "--limit", "1", "--json")
+        assert [line["body"] for line in ran.jsons] == ["later"]
+
     def test_a_tail_ends_by_an_interrupt_and_keeps_what_it_printed(
         self, run: Run, store: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -261,7 +261,7 @@ def test_a_delivery_time_is_given_in_three_ways(run: Run, store: Path) -> None:
     for option, value in (("--delay", "5m"), ("--deliver-at", "2999-01-01T00:00:00Z"), ("--delay-level", "3")):
         sent = run("send", "t", "--body", option, option, value, "--json").json
         assert sent["queueOffset"] is None
-    assert run("send", "t", "--delay", "1.5", stdin="one\ntwo\n").out.count("not in the log yet") == 2
+    assert run("send", "t", "--delay", "1.5", stdin="one\ntwo\n").out.count("waits until it is due") == 2
     assert read(run) == []
     with Store.open(str(store), services="off") as opened:
         waiting = [*opened.scan("rmq_sys_wheel_timer"), *opened.scan("SCHEDULE_TOPIC_XXXX")]
