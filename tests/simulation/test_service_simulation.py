@@ -90,7 +90,7 @@ def broken(seeds: int = 300) -> None:
 
 def test_the_checks_fail_when_a_message_can_be_received_while_it_is_held(monkeypatch):
     monkeypatch.setattr(pop_decisions, "blocked_ms", lambda state, place, fifo, now_ms: None)
-    with pytest.raises(AssertionError, match="held twice"):
+    with pytest.raises(AssertionError, match=r"held twice|dead after"):  # whichever promise breaks first
         broken()
 
 
