@@ -10,7 +10,7 @@ import binascii
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -113,19 +113,15 @@ def _from_object(value: dict[str, Any], defaults: Defaults) -> Message:
         raise InvalidRequestError("message is for another topic", topic=topic, expected=defaults.topic)
     tags, keys = _text(value, "tags"), _keys(value)
     sharding_key, queue_id = _text(value, "shardingKey"), _queue(value)
-    return Message(
-        topic=defaults.topic,
-        body=_body(value),
+    body = _body(value)
+    return replace(
+        defaults,
         tags=defaults.tags if tags is None else tags,
-        keys=keys or tuple(defaults.keys) or None,
+        keys=keys or defaults.keys,
         properties={**defaults.properties, **_properties(value)},
         sharding_key=defaults.sharding_key if sharding_key is None else sharding_key,
         queue_id=defaults.queue_id if queue_id is None else queue_id,
-        priority=defaults.priority,
-        delay_level=defaults.delay_level,
-        delay=defaults.delay_seconds,
-        deliver_at=defaults.deliver_ms,
-    )
+    ).message(body)
 
 
 def _body(value: dict[str, Any]) -> bytes:

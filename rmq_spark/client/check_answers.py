@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from rmq_spark.client.observer import ended_messages, tell
+from rmq_spark.client.observer import tell_ended
 from rmq_spark.client.store import Store
 from rmq_spark.client.stored_rows import decompressed, stored_messages
 from rmq_spark.client.transaction import Observers
@@ -128,16 +128,15 @@ class CheckAnswers:
         if state is TransactionState.UNKNOWN:
             return 0  # the next question comes by itself (rule 18)
         settle(log, tx_id, state, halves)
-        if observers := self._observers():
-            told = ended_messages(
-                [half.to_row() for half in halves],
-                group=self._group,
-                broker=log.broker,
-                tx_id=tx_id,
-                committed=state is TransactionState.COMMIT,
-                from_check=True,
-            )
-            tell(observers, lambda each: each.ended(told))
+        tell_ended(
+            self._observers(),
+            [half.to_row() for half in halves],
+            group=self._group,
+            broker=log.broker,
+            tx_id=tx_id,
+            committed=state is TransactionState.COMMIT,
+            from_check=True,
+        )
         return 1
 
     def _ask(self, half: StoredMessage) -> TransactionState:

@@ -102,11 +102,20 @@ class Observer:
         """No more calls come from a client that had this observer for itself."""
 
 
-def ended_messages(
-    halves: Sequence[MessageRow], *, group: str, broker: str, tx_id: str, committed: bool, from_check: bool = False
-) -> list[EndedTransaction]:
-    """What observers are told of a transaction with these half messages."""
-    return [
+def tell_ended(
+    observers: Sequence[Observer],
+    halves: Sequence[MessageRow],
+    *,
+    group: str,
+    broker: str,
+    tx_id: str,
+    committed: bool,
+    from_check: bool = False,
+) -> None:
+    """Tell every observer how a transaction with these half messages ended."""
+    if not observers or not halves:
+        return
+    told = [
         EndedTransaction(
             group=group,
             topic=dict(half.properties).get(REAL_TOPIC, half.topic),
@@ -120,6 +129,7 @@ def ended_messages(
         )
         for half in halves
     ]
+    tell(observers, lambda each: each.ended(told))
 
 
 def tell(observers: Sequence[Observer], say: Callable[[Observer], None]) -> None:

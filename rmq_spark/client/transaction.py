@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from rmq_spark.client.observer import Observer, ended_messages, tell
+from rmq_spark.client.observer import Observer, tell_ended
 from rmq_spark.client.store import Store
 from rmq_spark.errors import InvalidRequestError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import AppendResult, CommitLog
@@ -116,15 +116,14 @@ class Transaction:
                         self._ending = None  # nothing was written
                     raise
             self.state = outcome
-            if self._halves and (observers := self._observers()):
-                told = ended_messages(
-                    self._halves,
-                    group=self._group,
-                    broker=self.broker or "",
-                    tx_id=self.id,
-                    committed=outcome is TransactionState.COMMIT,
-                )
-                tell(observers, lambda each: each.ended(told))
+            tell_ended(
+                self._observers(),
+                self._halves,
+                group=self._group,
+                broker=self.broker or "",
+                tx_id=self.id,
+                committed=outcome is TransactionState.COMMIT,
+            )
 
     def _check_open(self) -> None:
         if self.state is not TransactionState.UNKNOWN:

@@ -75,21 +75,19 @@ def check_group(name: str) -> str:
 
 def check_broker(name: str) -> str:
     """Return `name` if it can be a broker's name, which is also a directory's."""
-    _check_text("broker", name)
-    if not _BROKER.fullmatch(name):
-        raise InvalidRequestError(
-            "broker name must be 1 to 127 of a-z A-Z 0-9 _ . - @ and start with a letter or digit", broker=name
-        )
-    return name
+    return _check_directory("broker", name, "broker name")
 
 
 def check_instance(name: str) -> str:
     """Return `name` if a broadcasting consumer's file can have it in its path."""
-    _check_text("instance", name)
+    return _check_directory("instance", name, "instance")
+
+
+def _check_directory(what: str, name: str, subject: str) -> str:
+    _check_text(what, name)
     if not _BROKER.fullmatch(name):
-        raise InvalidRequestError(
-            "instance must be 1 to 127 of a-z A-Z 0-9 _ . - @ and start with a letter or digit", instance=name
-        )
+        problem = f"{subject} must be 1 to 127 of a-z A-Z 0-9 _ . - @ and start with a letter or digit"
+        raise InvalidRequestError(problem, **{what: name})
     return name
 
 
