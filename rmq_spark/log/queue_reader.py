@@ -111,11 +111,11 @@ def read_queue(
     def read(seen: tuple[scan.Plan, int, int, tuple[SegmentRef, ...]]) -> QueueRead:
         planned, high, end, segments = seen
         if high == offset:
-            return QueueRead(_none(names), offset, place, end)
+            return QueueRead(schema.no_messages(names), offset, place, end)
         if not place and any(source.kind == "segment" for source in planned.sources):
             _skip_segments(log.files, planned, segments, (topic, queue), (offset, high))
         batches = list(scan.read_plan(log.files, log.broker, planned))
-        rows = pa.concat_batches(batches) if batches else _none(needed)
+        rows = pa.concat_batches(batches) if batches else schema.no_messages(needed)
         at = rows.column("commitOffset").to_numpy(zero_copy_only=False)
         return QueueRead(rows.select(list(names)), high, int(at[-1]) + 1 if len(at) else place, end)
 
@@ -167,8 +167,3 @@ def _run(files: LogFiles, segment: SegmentRef, topic: str, queue: int) -> tuple[
         return None
     base = int(meta.bases[mine[0]])
     return base, base + int(runs.rows[mine[0]])
-
-
-def _none(names: Sequence[str]) -> pa.RecordBatch:
-    kinds = pa.schema([schema.MESSAGE.field(name) for name in names])
-    return pa.RecordBatch.from_arrays([pa.array([], column.type) for column in kinds], schema=kinds)

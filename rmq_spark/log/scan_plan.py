@@ -39,6 +39,8 @@ class Query:
     """First log offset."""
     end: int | None = None
     """Exclusive end as a log offset; None: what is there now."""
+    offsets: I64 | None = None
+    """Only these log offsets, which must rise."""
     queue_start: int = 0
     """First queue offset, in every queue."""
     queue_end: int | None = None
@@ -73,6 +75,12 @@ class Query:
         for field_name in ("columns", "predicate_columns"):  # a loop would take each letter for a name
             if isinstance(text := getattr(self, field_name), str):
                 raise TypeError(f"{field_name} is a tuple of names; write ({text!r},)")
+
+    def wants_any(self, firsts: I64, ends: I64) -> BOOL:
+        """Which of the log ranges [first, end) hold one of `offsets`; all, if none are named."""
+        if self.offsets is None:
+            return np.ones(len(firsts), np.bool_)
+        return np.searchsorted(self.offsets, firsts) < np.searchsorted(self.offsets, ends)
 
 
 @dataclass(slots=True)
@@ -170,6 +178,7 @@ def plan(view: LogView, query: Query, stats: ScanStats) -> Plan:
         and segment.first < end
         and (query.from_ms is None or segment.max_ms >= query.from_ms)
         and (query.to_ms is None or segment.min_ms < query.to_ms)
+        and query.wants_any(np.array([segment.first]), np.array([segment.end]))[0]
     ]
     stats.files_pruned += len(mark.segments) - len(sources)
     if end > mark.floor:
@@ -190,6 +199,7 @@ def _tail_sources(view: LogView, query: Query, start: int, end: int, stats: Scan
         wanted &= times >= query.from_ms
     if query.to_ms is not None:
         wanted &= times < query.to_ms
+    wanted &= query.wants_any(firsts, ends)
     holding = _holding(commits, query)
     if holding is not None:
         wanted &= np.isin(firsts, np.fromiter(holding, np.int64))

@@ -8,6 +8,7 @@ files without this project. Every field is nullable because Spark declares its c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -67,3 +68,9 @@ MESSAGE: Final = pa.schema(
     ]
 )
 """Columns of a message as a scan returns it."""
+
+
+def no_messages(columns: Sequence[str]) -> pa.RecordBatch:
+    """A batch of the given columns of `MESSAGE`, without rows."""
+    part = pa.schema([MESSAGE.field(name) for name in columns])
+    return pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in part.types], schema=part)

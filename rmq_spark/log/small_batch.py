@@ -11,21 +11,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from rmq_spark.log import ipc_file, schema
 from rmq_spark.log.schema import Row
 
-_TWO_OFFSETS: Final = struct.Struct("<2i")
 _NUMBER: Final = struct.Struct("<q")
-_TEXTS: Final = frozenset({"text", "bytes"})
-_NUMBERS: Final = frozenset({"i", "q"})
-_PROPERTIES: Final = schema.ROWS.get_field_index("properties")
 _PADDING: Final = [bytes(count) for count in range(8)]
 """By the number of bytes that are missing to the next multiple of eight."""
 
@@ -73,13 +68,9 @@ class _Body:
             at += len(bits) + 7 & -8
         else:
             self.places += (at, 0)
-        if count == 1:
-            data = values[0] or b""
-            offsets = _TWO_OFFSETS.pack(0, len(data))
-        else:
-            plain = [value or b"" for value in values]
-            data = b"".join(plain)
-            offsets = struct.pack(f"<{count + 1}i", 0, *accumulate(map(len, plain)))
+        plain = [value or b"" for value in values]
+        data = b"".join(plain)
+        offsets = struct.pack(f"<{count + 1}i", 0, *accumulate(map(len, plain)))
         size, length = len(offsets), len(data)
         behind = at + (size + 7 & -8)
         self.places += (at, size, behind, length)
@@ -111,89 +102,6 @@ class _Body:
 
 def to_message(rows: list[Row]) -> bytes:
     """The encapsulated record batch message of `rows`, whose values are in the order of `schema.ROWS`."""
-    if len(rows) == 1 and not rows[0][_PROPERTIES]:
-        return _one_row(rows[0])
-    return _several_rows(rows)
-
-
-def _one_row(row: Row) -> bytes:
-    """The message of one row without properties: what `_several_rows` gives, in a tenth of the time."""
-    values: list[Any] = []
-    padded: list[int] = []
-    sizes: list[int] = []
-    for kind, value in zip(_KINDS, row, strict=True):
-        if kind == "map":
-            continue
-        if kind not in _TEXTS:
-            values.append(value)
-        elif value is None:
-            padded.append(-1)
-        else:
-            data = value.encode() if kind == "text" else value
-            size = len(data)
-            values += (size, data)
-            sizes.append(size)
-            padded.append(size + 7 & -8)
-    layout = _layout(tuple(padded))
-    head = bytearray(layout.head)
-    for at, size in zip(layout.sizes_at, sizes, strict=True):
-        _NUMBER.pack_into(head, at, size)
-    return b"".join((head, layout.body.pack(*values)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """How a one-row message is laid out. Messages whose texts need the same room share it."""
-
-    head: bytes
-    """The header, without the texts' own lengths."""
-    sizes_at: tuple[int, ...]
-    """Where those lengths go in it, one for each text that is not null."""
-    body: struct.Struct
-    """Everything behind the header: the columns' values; of a text its length, then its bytes."""
-
-
-@lru_cache(1024)
-def _layout(padded: tuple[int, ...]) -> _Layout:
-    """The layout of a row whose texts have these lengths, rounded up to multiples of eight; -1 is a null."""
-    nodes: list[int] = []
-    places: list[int] = []
-    sizes: list[int] = []
-    body = "<"
-    at = 0
-    rooms = iter(padded)
-    for kind in _KINDS:
-        if kind == "map":
-            nodes += (1, 0, 0, 0, 0, 0, 0, 0)
-            keys, values, end = at + 8, at + 16, at + 24
-            places += (at, 0, at, 8, keys, 0, keys, 0, keys, 4, values, 0, values, 0, values, 4, end, 0)
-            body += "24x"  # two offsets, then one for the keys and one for the values
-            at = end
-        elif kind in _NUMBERS:
-            nodes += (1, 0)
-            places += (at, 0, at, 4 if kind == "i" else 8)
-            body += "i4x" if kind == "i" else "q"
-            at += 8
-        elif (room := next(rooms)) < 0:
-            nodes += (1, 1)
-            places += (at, 1, at + 8, 8, at + 16, 0)
-            body += "16x"  # a validity bit and two offsets
-            at += 16
-        else:
-            nodes += (1, 0)
-            places += (at, 0, at, 8, at + 8, 0)
-            sizes.append(len(places) - 1)
-            body += f"4xi{room}s"  # two offsets, the first of them zero, and the text
-            at += 8 + room
-    header = _header()
-    head = header.template.copy()  # of one row: its length is right already
-    _NUMBER.pack_into(head, header.layout.body_length_at, at)
-    header.nodes.pack_into(head, header.layout.nodes_at, *nodes)
-    header.places.pack_into(head, header.layout.buffers_at, *places)
-    return _Layout(bytes(head), tuple(header.layout.buffers_at + 8 * index for index in sizes), struct.Struct(body))
-
-
-def _several_rows(rows: list[Row]) -> bytes:
     body = _Body(len(rows))
     for kind, values in zip(_KINDS, zip(*rows, strict=True), strict=True):
         if kind == "text":

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rmq_spark.errors import NotFoundError
 from rmq_spark.log import scan, schema
-from rmq_spark.log.point_read import Places, PointReader
+from rmq_spark.log.point_read import Places, fetch_messages
 from rmq_spark.log.run_table import RunIndex
 from rmq_spark.query.index_files import IndexHits, LookupStats
 from rmq_spark.query.log_filters import LogFilters
@@ -81,7 +81,6 @@ class BrokerQuery:
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
-        self._points = PointReader(log)
         self._filters = LogFilters(log)
         self._runs = RunIndex(log)
         self._runs_lock = threading.Lock()
@@ -100,9 +99,9 @@ class BrokerQuery:
 
     def fetch(self, places: Places, stats: QueryStats) -> pa.RecordBatch:
         """Messages at places, with all columns."""
-        before = self._points.bytes_read
-        found = self._points.fetch(places)
-        stats.other_bytes += self._points.bytes_read - before
+        cost = scan.ScanStats()
+        found = fetch_messages(self._log, places, stats=cost)
+        stats.other_bytes += cost.bytes_read
         stats.fetched += found.num_rows
         return found
 
@@ -255,7 +254,9 @@ class BrokerQuery:
             end = segment.end
             if to_ms is not None:
                 with suppress(NotFoundError):  # merged or expired: then its range is read from its end
-                    end = min(end, self._points.offset_before(segment, to_ms))
+                    bounds = self._log.files.meta(segment.path, segment.kind, segment.fingerprint).block_bounds
+                    early = bounds[bounds[:, 2] < to_ms]
+                    end = min(end, int(early[:, 1].max()) + 1) if len(early) else segment.first
             while end > segment.first:
                 start = max(segment.first, end - window)
                 yield start, end
@@ -281,7 +282,7 @@ def _newest_first(
     kinds = pa.schema([schema.MESSAGE.field(name) for name in columns])
     table = pa.Table.from_batches(batches, kinds)
     if not table.num_rows:
-        return _none(kinds)
+        return schema.no_messages(columns)
     order = np.argsort(table["commitOffset"].to_numpy())[::-1]
     [batch] = table.take(pa.array(order)).combine_chunks().to_batches()
     return batch
@@ -291,11 +292,7 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     table = pa.Table.from_batches(batches, schema.MESSAGE).combine_chunks()
-    return table.to_batches()[0] if table.num_rows else _none(schema.MESSAGE)
-
-
-def _none(kinds: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], column.type) for column in kinds], schema=kinds)
+    return table.to_batches()[0] if table.num_rows else schema.no_messages(schema.MESSAGE.names)
 
 
 def _count(batches: Sequence[pa.RecordBatch]) -> int:

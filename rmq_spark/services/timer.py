@@ -24,7 +24,7 @@ from rmq_spark.errors import (
 )
 from rmq_spark.log.arrow_columns import RowReorderer
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.point_read import Places, PointReader
+from rmq_spark.log.point_read import Places, fetch_messages
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
 from rmq_spark.rules import delay, service_lease, timer
@@ -85,7 +85,6 @@ class BrokerTimers:
         self.delivered = 0
         """How many messages this copy has delivered."""
         self._holder = holder
-        self._reader = PointReader(log)
         self._rows = ROWS_FIRST
         self._rebuilt = False
         self._ahead: tuple[I64, pa.RecordBatch | None] = (np.empty(0, np.int64), None)
@@ -201,7 +200,7 @@ class BrokerTimers:
     def _fetch(self, commit: I64, due: I64, levels: Levels) -> pa.RecordBatch:
         """The parked messages at these log offsets, checked to be what the index says they are."""
         try:
-            messages = self._reader.fetch(Places(commit))
+            messages = fetch_messages(self.log, Places(commit))
         except (pa.ArrowException, MemoryError) as error:
             # Arrow takes 2 GiB of bodies at once; how large they are is not known before they are read.
             if self._rows == 1:

@@ -14,10 +14,10 @@ from rmq_spark.errors import CorruptDataError
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.expire import expire
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.point_read import Places, PointReader
+from rmq_spark.log.point_read import Places, fetch_messages
 from rmq_spark.log.roll import roll
 from rmq_spark.log.rows import write_row_file
-from rmq_spark.log.scan import Query
+from rmq_spark.log.scan import Query, ScanStats
 from rmq_spark.model.settings import LogSettings
 from rmq_spark.storage import paths
 from rmq_spark.storage.memory import MemoryStorage
@@ -82,17 +82,16 @@ def places(rows: pa.Table, known: bool) -> Places:
 @pytest.mark.parametrize("seed", range(3))
 def test_any_messages_in_any_order(seed: int, known: bool) -> None:
     log = grown(seed)
-    reader = PointReader(log)
     whole = everything(log)
     draw = random.Random(seed)
     for count in (1, 1, 1, 2, 5, 40, whole.num_rows):
         picked = whole.take(pa.array(draw.sample(range(whole.num_rows), count)))
-        found = reader.fetch(places(picked, known))
+        found = fetch_messages(log, places(picked, known))
         assert pa.Table.from_batches([found]).equals(picked.combine_chunks())
     roll(log)
     for count in (1, 30):
         picked = whole.take(pa.array(draw.sample(range(whole.num_rows), count)))
-        found = reader.fetch(places(picked, known), ("msgId", "storeTimestamp", "brokerName"))
+        found = fetch_messages(log, places(picked, known), ("msgId", "storeTimestamp", "brokerName"))
         assert found.to_pydict() == picked.select(["msgId", "storeTimestamp", "brokerName"]).to_pydict()
 
 
@@ -103,11 +102,10 @@ def test_what_is_not_held_is_left_out(known: bool) -> None:
     roll(log)
     assert expire(log, before_ms=log.view.state.store_ms - 60_000).log_start > 0
     start, end = log.view.mark.log_start, log.view.state.offset
-    reader = PointReader(log)
-    found = reader.fetch(places(whole, known))
+    found = fetch_messages(log, places(whole, known))
     assert found.column("commitOffset").to_pylist() == list(range(start, end))
-    assert reader.fetch(Places(np.array([start - 1, end, end + 5], np.int64))).num_rows == 0
-    assert reader.fetch(Places(np.empty(0, np.int64))).num_rows == 0
+    assert fetch_messages(log, Places(np.array([start - 1, end, end + 5], np.int64))).num_rows == 0
+    assert fetch_messages(log, Places(np.empty(0, np.int64))).num_rows == 0
 
 
 def test_a_file_is_rolled_away_between_the_look_and_the_read() -> None:
@@ -128,7 +126,7 @@ def test_a_file_is_rolled_away_between_the_look_and_the_read() -> None:
 
     storage.read_tail = roll_first  # type: ignore[method-assign]
     forget_files(log)
-    found = PointReader(log).fetch(places(last, True))
+    found = fetch_messages(log, places(last, True))
     assert rolled
     assert pa.Table.from_batches([found]).equals(last.combine_chunks())
 
@@ -140,22 +138,31 @@ def test_a_wrong_place_is_an_error_not_another_message() -> None:
     first = whole.slice(10, 1)
     right = places(first, True)
     assert right.queue is not None and right.offset is not None
-    reader = PointReader(log)
     for wrong in (
         Places(right.commit, ("nope",), right.queue, right.offset),
         Places(right.commit, right.topic, right.queue, right.offset + 100_000),
         Places(right.commit + 1, right.topic, right.queue, right.offset),
     ):
         with pytest.raises(CorruptDataError):
-            reader.fetch(wrong)
+            fetch_messages(log, wrong)
 
 
 def test_metadata_is_read_once() -> None:
-    log = grown(8)
+    storage = Wrapped(MemoryStorage(None, clock=ManualClock()))
+    log = grown(8, storage)
     roll(log)
     whole = everything(log)
-    reader = PointReader(log)
-    reader.fetch(places(whole, True))
-    before = reader.bytes_read
-    reader.fetch(places(whole.slice(20, 1), True))
-    assert 0 < reader.bytes_read - before < 20_000
+    fetch_messages(log, places(whole, True))
+    read_tail = storage.read_tail
+    tails: list[str] = []
+
+    def noted(path: str, length: int) -> tuple[bytes, int]:
+        tails.append(path)
+        return read_tail(path, length)
+
+    storage.read_tail = noted  # type: ignore[method-assign]
+    stats = ScanStats()
+    fetch_messages(log, places(whole.slice(20, 1), True), stats=stats)
+    assert not [path for path in tails if paths.segments(ROOT) in path]
+    assert (stats.rows_read, stats.blocks_read) == (1, 1)
+    assert 0 < stats.bytes_read < 20_000

@@ -16,7 +16,6 @@ from rmq_spark.client.time_search import QueueTimes
 from rmq_spark.errors import InvalidRequestError, PreconditionFailedError, UnavailableError
 from rmq_spark.log.expire import expire
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.point_read import PointReader
 from rmq_spark.log.recover import recover
 from rmq_spark.log.roll import roll
 from rmq_spark.model.message import Message
@@ -267,19 +266,21 @@ class TestManyAtOnce:
 
 
 class TestIndex:
-    def test_a_look_touches_only_what_is_due(self, world):
+    def test_a_look_touches_only_what_is_due(self, world, monkeypatch):
         producer, timers = world.producer(), TimerService(world.store)
         producer.send_batch([Message("orders", b"x", delay=1000 + number) for number in range(500)])
         producer.send(Message("orders", b"now", delay=1))
+        fetch, fetched = timer.fetch_messages, []
+        monkeypatch.setattr(
+            timer, "fetch_messages", lambda log, at: fetched.append(at.commit.tolist()) or fetch(log, at)
+        )
         timers.run_once()
         world.clock.advance(1)
-        reader = timers.timers("broker-0")._reader
-        before = reader.bytes_read
         timers.run_once()
         assert world.bodies("orders") == [b"now"]
-        one = reader.bytes_read - before
+        assert fetched == [[500]]
         timers.run_once()
-        assert reader.bytes_read - before == one, "nothing is read while nothing is due"
+        assert fetched == [[500]], "nothing is read while nothing is due"
 
     def test_the_next_process_reads_files_instead_of_the_log(self, world, monkeypatch):
         monkeypatch.setattr(timer_index, "RUN_ROWS", 10)
@@ -294,7 +295,7 @@ class TestIndex:
         scanned = []
         log = later.timers("broker-0").log
         scan = log.scan
-        monkeypatch.setattr(log, "scan", lambda query: scanned.append(query.start) or scan(query))
+        monkeypatch.setattr(log, "scan", lambda query, *more: scanned.append(query.start) or scan(query, *more))
         later.run_once()
         assert later.pending == 60
         assert all(start > 0 for start in scanned), "only what came after the files is read from the log"
@@ -471,14 +472,14 @@ class TestLargeMessages:
         assert gaps >= 5, "the mark of each commit lies between"
 
     def test_what_cannot_be_read_at_once_is_read_in_smaller_parts(self, world, monkeypatch):
-        fetch = PointReader.fetch
+        fetch = timer.fetch_messages
 
-        def limited(self, places, *rest):
+        def limited(log, places):
             if len(places.commit) > 10:
                 raise pa.ArrowCapacityError("too large")
-            return fetch(self, places, *rest)
+            return fetch(log, places)
 
-        monkeypatch.setattr(PointReader, "fetch", limited)
+        monkeypatch.setattr(timer, "fetch_messages", limited)
         world.producer().send_batch([Message("orders", b"%d" % number, delay=1) for number in range(100)])
         timers = TimerService(world.store)
         world.clock.advance(1)

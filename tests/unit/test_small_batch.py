@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmq_spark.log import schema, small_batch
+from rmq_spark.log import schema
 from rmq_spark.log.message_batch import to_record_batch
 from rmq_spark.log.small_batch import to_message
 
@@ -32,10 +32,3 @@ def test_pyarrow_reads_back_what_was_written(rows):
     batch.validate(full=True)
     assert batch.equals(to_record_batch(rows))
     assert batch.column("properties").to_pylist() == [row[-1] for row in rows]
-
-
-@settings(deadline=None)
-@given(ROW)
-def test_the_short_way_for_one_row_gives_the_same_bytes(row):
-    row = (*row[:-1], [])
-    assert to_message([row]) == small_batch._several_rows([row])
