@@ -123,6 +123,25 @@ class LogFiles:
         """
         return self.meta(f"{paths.segments(self.root)}/{segment.name}", "segment", fingerprint(segment.digest))
 
+    def segment_of(self, segments: Sequence[SegmentRef], topic: str, queue: int, offset: int) -> int:
+        """Number of the segment that holds a queue's offset; if none does, of the first one behind it.
+
+        Raises:
+            NotFoundError, CorruptDataError: as `segment`.
+        """
+        low, high = 0, len(segments)
+        while low < high:
+            at = middle = (low + high) // 2
+            while at < high and not (run := (meta := self.segment(segments[at])).runs.of_queue(topic, queue)):
+                at += 1  # this one has no message of the queue: the next one tells the direction
+            if at == high or offset < meta.bases[run[0]]:
+                high = middle
+            elif offset >= meta.bases[run[0]] + meta.runs.rows[run[0]]:
+                low = at + 1
+            else:
+                return at
+        return low
+
     def row_file(self, name: str, digest: str) -> FileMeta:
         """The metadata of a row file that a commit names.
 

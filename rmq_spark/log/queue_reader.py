@@ -130,40 +130,11 @@ def _skip_segments(
     bounds: tuple[int, int],
 ) -> None:
     """Leave out of a plan the segments that hold none of the queue's offsets within `bounds`."""
-    low = _number_of(files, segments, *place, bounds[0])
-    last = _number_of(files, segments, *place, bounds[1] - 1)
+    low = files.segment_of(segments, *place, bounds[0])
+    last = files.segment_of(segments, *place, bounds[1] - 1)
     keep = {f"/{segment.name}" for segment in segments[low : last + 1]}
     planned.sources = [
         source
         for source in planned.sources
         if source.kind != "segment" or source.path[source.path.rindex("/") :] in keep
     ]
-
-
-def _number_of(files: LogFiles, segments: Sequence[SegmentRef], topic: str, queue: int, offset: int) -> int:
-    """Number of the segment that holds the offset; that of all segments if none does."""
-    low, high = 0, len(segments)
-    while low < high:
-        middle = (low + high) // 2
-        at, bounds = middle, None
-        while at < high and (bounds := _run(files, segments[at], topic, queue)) is None:
-            at += 1  # this one has no message of the queue: the next one tells the direction
-        if bounds is None or offset < bounds[0]:
-            high = middle
-        elif offset >= bounds[1]:
-            low = at + 1
-        else:
-            return at
-    return low
-
-
-def _run(files: LogFiles, segment: SegmentRef, topic: str, queue: int) -> tuple[int, int] | None:
-    meta = files.segment(segment)
-    runs = meta.runs
-    if topic not in runs.topics:
-        return None
-    mine = np.flatnonzero((runs.topic == runs.topics.index(topic)) & (runs.queue == queue))
-    if not len(mine):
-        return None
-    base = int(meta.bases[mine[0]])
-    return base, base + int(runs.rows[mine[0]])

@@ -53,6 +53,13 @@ class Runs:
         ends: I64 = np.cumsum(self.rows, dtype=np.int64)
         return ends - self.rows
 
+    def of_queue(self, topic: str, queue: int) -> list[int]:
+        """Numbers of a queue's runs: one at most, unless the file is a commit that refers to several row files."""
+        if topic not in self.topics:
+            return []
+        runs: list[int] = np.flatnonzero((self.topic == self.topics.index(topic)) & (self.queue == queue)).tolist()
+        return runs
+
 
 class RowOrder(NamedTuple):
     """How rows are sorted by (topic, queueId), and the runs that result. Tags have not been read yet."""

@@ -7,8 +7,8 @@ where a segment has no message of the queue, the next one that has some tells. N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader
-from rmq_spark.log.files import LogFiles, read_planned
-from rmq_spark.log.marks import Mark, SegmentRef
+from rmq_spark.log.files import read_planned
+from rmq_spark.log.marks import Mark
 from rmq_spark.log.queues import Queues
 
 if TYPE_CHECKING:
@@ -68,16 +68,6 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tail:
-    """The runs of one queue in the commits that are not rolled."""
-
-    commits: I64
-    """First offset of each commit that holds the queue, ascending."""
-    bases: I64
-    """Queue offset at which its run there begins."""
-
-
-@dataclass(frozen=True, slots=True)
 class _LogSnapshot:
     """A log as of one refresh."""
 
@@ -90,67 +80,10 @@ class _LogSnapshot:
     """First offsets of commits whose runs only their metadata tells."""
     bounds: dict[Queue, tuple[int, int]]
     """First held and next offset of the queues that were asked for."""
-    tails: dict[Queue, _Tail]
-
-
-class _Segment:
-    """A segment's run index, as far as times and offsets are concerned."""
-
-    def __init__(self, files: LogFiles, meta: FileMeta) -> None:
-        self.meta = meta
-        self.first_rows = meta.runs.first_rows()
-        self._files = files
-        self._times: dict[int, I64] = {}
-
-    def find(self, topic: str, queues: I64) -> tuple[I64, I64, I64]:
-        """Per queue: number of its run (-1: none), and where that run begins and ends."""
-        runs = self.meta.runs
-        index = runs.topics.index(topic) if topic in runs.topics else -1
-        low, high = np.searchsorted(runs.topic, [index, index + 1]) if index >= 0 else (0, 0)
-        mine = runs.queue[low:high]
-        at = np.searchsorted(mine, queues)
-        has = at < len(mine)
-        has[has] = mine[at[has]] == queues[has]
-        run = np.where(has, low + at, -1)
-        begin = np.zeros(len(queues), np.int64)
-        begin[has] = self.meta.bases[run[has]]
-        end = begin.copy()
-        end[has] += runs.rows[run[has]]
-        return run, begin, end
-
-    def first_row(self, run: int, ms: int) -> int:
-        """Which of the run's rows is the first stored at `ms` or later; their number when none is."""
-        starts, bounds = self.meta.block_rows, self.meta.block_bounds
-        low = int(self.first_rows[run])
-        high = low + int(self.meta.runs.rows[run])
-        begin = int(np.searchsorted(starts, low, "right")) - 1
-        end = int(np.searchsorted(starts, high, "left"))
-        # Only the run's first and last block are shared with other runs: of those between, the first that may hold
-        # such a row does.
-        for block in (begin + np.flatnonzero(bounds[begin:end, 3] >= ms)).tolist():
-            first, last = max(low, int(starts[block])), min(high, int(starts[block + 1]))
-            if int(bounds[block, 2]) >= ms:
-                return first - low
-            times = self._times_of(block)[first - int(starts[block]) : last - int(starts[block])]
-            row = first + int(np.searchsorted(times, ms))
-            if row < last:
-                return row - low
-        return high - low
-
-    def time_of(self, row: int) -> int:
-        """When a row was stored."""
-        starts, bounds = self.meta.block_rows, self.meta.block_bounds
-        block = int(np.searchsorted(starts, row, "right")) - 1
-        if bounds[block, 2] == bounds[block, 3]:
-            return int(bounds[block, 2])
-        return int(self._times_of(block)[row - int(starts[block])])
-
-    def _times_of(self, block: int) -> I64:
-        times = self._times.get(block)
-        if times is None:
-            _, batch = next(FileReader(self._files.storage, self.meta).read_blocks([block], ["storeTimestamp"]))
-            times = self._times[block] = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        return times
+    tails: dict[Queue, tuple[I64, I64]]
+    """Of these queues: the commits that list a run of it, and the queue offset at which each run begins."""
+    blocks: dict[tuple[str, int], I64] = field(default_factory=dict)
+    """Store times of the rows of blocks that were read, by file and number."""
 
 
 class TimeSearch:
@@ -165,20 +98,18 @@ class TimeSearch:
         Raises:
             CorruptDataError: a file is damaged or missing.
         """
-        wanted = list(dict.fromkeys(queues))
         moment = ms if boundary is Boundary.LOWER else ms + 1
 
         def offsets(seen: _LogSnapshot) -> dict[Queue, int]:
-            lower = self._lower(seen, wanted, moment)
             result = {}
             for queue, (start, end) in seen.bounds.items():
-                at = min(max(lower[queue], start), end)
+                at = min(max(self._first_since(seen, queue, moment), start), end)
                 if boundary is Boundary.UPPER:
                     at = at - 1 if at > start else 0
                 result[queue] = at
             return result
 
-        return self._ask(wanted, offsets)
+        return self._ask(queues, offsets)
 
     def spans(self, queues: Iterable[Queue]) -> dict[Queue, Span]:
         """What each queue holds, and from when to when.
@@ -186,15 +117,12 @@ class TimeSearch:
         Raises:
             CorruptDataError: a file is damaged or missing.
         """
-        wanted = list(dict.fromkeys(queues))
 
-        def spans(seen: _LogSnapshot) -> dict[Queue, Span]:
-            first = {queue: seen.bounds[queue][0] for queue in wanted}
-            last = {queue: seen.bounds[queue][1] - 1 for queue in wanted}
-            firsts, lasts = self._store_times(seen, first), self._store_times(seen, last)
-            return {queue: Span(*seen.bounds[queue], firsts.get(queue), lasts.get(queue)) for queue in wanted}
+        def span(seen: _LogSnapshot, queue: Queue) -> Span:
+            first, end = held = seen.bounds[queue]
+            return Span(*held, *(self._store_time(seen, queue, offset, held) for offset in (first, end - 1)))
 
-        return self._ask(wanted, spans)
+        return self._ask(queues, lambda seen: {queue: span(seen, queue) for queue in seen.bounds})
 
     def backlogs(self, offsets: Mapping[Queue, int]) -> dict[Queue, Backlog]:
         """What each queue holds from an offset on, or from the first that it still holds.
@@ -203,12 +131,11 @@ class TimeSearch:
             CorruptDataError: a file is damaged or missing.
         """
 
-        def backlogs(seen: _LogSnapshot) -> dict[Queue, Backlog]:
-            first = {queue: max(offset, seen.bounds[queue][0]) for queue, offset in offsets.items()}
-            oldest = self._store_times(seen, first)
-            return {queue: Backlog(*seen.bounds[queue], oldest.get(queue)) for queue in offsets}
+        def backlog(seen: _LogSnapshot, queue: Queue) -> Backlog:
+            held = seen.bounds[queue]
+            return Backlog(*held, self._store_time(seen, queue, max(offsets[queue], held[0]), held))
 
-        return self._ask(list(offsets), backlogs)
+        return self._ask(offsets, lambda seen: {queue: backlog(seen, queue) for queue in offsets})
 
     def stored_at(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
         """When the messages at these offsets were stored, of deleted topics, too; without those that have expired.
@@ -219,136 +146,108 @@ class TimeSearch:
 
         def times(seen: _LogSnapshot) -> dict[Queue, int]:
             expired = Queues.load(seen.mark.starts)
-            whole = {queue: (expired.bounds(*queue)[1], end) for queue, (_, end) in seen.bounds.items()}
-            return self._store_times(replace(seen, bounds=whole), offsets)
+            known = {}
+            for queue, offset in offsets.items():
+                ms = self._store_time(seen, queue, offset, (expired.bounds(*queue)[1], seen.bounds[queue][1]))
+                if ms is not None:
+                    known[queue] = ms
+            return known
 
-        return self._ask(list(offsets), times)
+        return self._ask(offsets, times)
 
-    # ------------------------------------------------------------ by time
+    def _ask(self, wanted: Iterable[Queue], answer: Callable[[_LogSnapshot], Answer]) -> Answer:
+        queues = list(dict.fromkeys(wanted))
 
-    def _lower(self, seen: _LogSnapshot, wanted: list[Queue], ms: int) -> dict[Queue, int]:
-        segments = seen.mark.segments
-        number = next((number for number, segment in enumerate(segments) if segment.max_ms >= ms), len(segments))
-        if number == len(segments):
-            return self._tail_bases(seen, wanted, int(np.searchsorted(seen.times, ms)))
-        result: dict[Queue, int] = {}
-        left = wanted
-        moment: int | None = ms
-        for segment in segments[number:]:
-            if not left:
-                return result
-            file = self._segment(segment)
-            for topic, queues in _by_topic(left).items():
-                run, begin, _ = file.find(topic, queues)
-                for queue, row, first in zip(queues.tolist(), run.tolist(), begin.tolist(), strict=True):
-                    if row >= 0:
-                        result[topic, queue] = first if moment is None else first + file.first_row(row, moment)
-            left = [queue for queue in left if queue not in result]
-            moment = None  # all messages of the segments behind are late enough
-        return {**result, **self._tail_bases(seen, left, 0)}
-
-    def _tail_bases(self, seen: _LogSnapshot, wanted: Sequence[Queue], at: int) -> dict[Queue, int]:
-        """Where each queue's first run at or behind the commit number `at` begins; its end where there is none."""
-        from_first = int(seen.firsts[at]) if at < len(seen.firsts) else 1 << 62
-        result: dict[Queue, int] = {}
-        near: dict[Queue, int] = {}
-        for queue in wanted:
-            tail = seen.tails[queue]
-            place = int(np.searchsorted(tail.commits, from_first))
-            inside = place < len(tail.commits)
-            result[queue] = int(tail.bases[place]) if inside else seen.bounds[queue][1]
-            near[queue] = int(tail.commits[place]) if inside else 1 << 62
-        for first in seen.wide:
-            if first < from_first:
-                continue
-            for queue, base, _ in self._wide_runs(seen, first, [q for q in wanted if near[q] > first]):
-                if near[queue] > first:
-                    result[queue], near[queue] = base, first
-        return result
-
-    # ------------------------------------------------------------ by offset
-
-    def _store_times(self, seen: _LogSnapshot, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
-        held = {q: offset for q, offset in offsets.items() if seen.bounds[q][0] <= offset < seen.bounds[q][1]}
-        floor = self._tail_bases(seen, list(held), 0)
-        times = self._times_in_tail(seen, {q: offset for q, offset in held.items() if offset >= floor[q]})
-        rolled = {q: offset for q, offset in held.items() if offset < floor[q]}
-        for topic, queues in _by_topic(rolled).items():
-            wanted = np.array([rolled[topic, queue] for queue in queues.tolist()], np.int64)
-            self._times_in_segments(seen.mark.segments, topic, queues, wanted, times)
-        return times
-
-    def _times_in_tail(self, seen: _LogSnapshot, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
-        commits: dict[Queue, int] = {}
-        for queue, offset in offsets.items():
-            tail = seen.tails[queue]
-            place = int(np.searchsorted(tail.bases, offset, "right")) - 1
-            if place >= 0:
-                commits[queue] = int(tail.commits[place])
-        for first in seen.wide:
-            # A queue may be in wide and in narrow commits: the last run that begins at or before the offset holds it.
-            for queue, base, _ in self._wide_runs(seen, first, list(offsets)):
-                if base <= offsets[queue] and first > commits.get(queue, -1):
-                    commits[queue] = first
-        return {queue: int(seen.times[np.searchsorted(seen.firsts, first)]) for queue, first in commits.items()}
-
-    def _times_in_segments(
-        self, segments: Sequence[SegmentRef], topic: str, queues: I64, offsets: I64, times: dict[Queue, int]
-    ) -> None:
-        """Halve the segments until each offset is found; one without messages of a queue tells no direction."""
-        if not len(queues) or not segments:
-            return
-        middle = len(segments) // 2
-        file = self._segment(segments[middle])
-        run, begin, end = file.find(topic, queues)
-        here = (run >= 0) & (begin <= offsets) & (offsets < end)
-        rows = file.first_rows[run[here]] + offsets[here] - begin[here]
-        for queue, row in zip(queues[here].tolist(), rows.tolist(), strict=True):
-            times[topic, queue] = file.time_of(row)
-        later = ~here & ((run < 0) | (offsets >= end))
-        self._times_in_segments(segments[middle + 1 :], topic, queues[later], offsets[later], times)
-        open_ = np.array([(topic, queue) not in times for queue in queues.tolist()])
-        earlier = open_ & ((run < 0) | (offsets < begin))
-        self._times_in_segments(segments[:middle], topic, queues[earlier], offsets[earlier], times)
-
-    # ------------------------------------------------------------ files
-
-    def _ask(self, wanted: list[Queue], answer: Callable[[_LogSnapshot], Answer]) -> Answer:
         def take(view: LogView) -> _LogSnapshot:
             commits = view.state.commits
             firsts, times, fingerprints = (
                 np.frombuffer(column, np.int64).copy() if column else np.empty(0, np.int64)
                 for column in (commits.firsts, commits.times, commits.fingerprints)
             )
-            bounds = {q: view.state.queues.bounds(*q) for q in wanted}
-            tails = {q: _Tail(*commits.runs_of(*q)) for q in wanted}
+            bounds = {queue: view.state.queues.bounds(*queue) for queue in queues}
+            tails = {queue: commits.runs_of(*queue) for queue in queues}
             return _LogSnapshot(view.mark, firsts, times, fingerprints, list(commits.wide), bounds, tails)
 
         return read_planned(self._log, take, answer)
 
-    def _segment(self, segment: SegmentRef) -> _Segment:
-        return _Segment(self._log.files, self._log.files.segment(segment))
+    # ------------------------------------------------------------ one queue
 
-    def _wide_runs(self, seen: _LogSnapshot, first: int, wanted: Sequence[Queue]) -> list[tuple[Queue, int, int]]:
-        """The runs of the wanted queues in a commit that the tail index does not list: queue, begin and end."""
-        if not wanted:
-            return []
+    def _first_since(self, seen: _LogSnapshot, queue: Queue, ms: int) -> int:
+        """The queue's first offset that was stored at `ms` or later; its end when there is none."""
+        for segment in seen.mark.segments:
+            if segment.max_ms < ms:
+                continue
+            meta = self._log.files.segment(segment)
+            for run in meta.runs.of_queue(*queue):
+                return int(meta.bases[run]) + self._first_row(seen, meta, run, ms)
+        late = int(np.searchsorted(seen.times, ms))
+        begin = int(seen.firsts[late]) if late < len(seen.firsts) else 1 << 62
+        commits, bases = seen.tails[queue]
+        place = int(np.searchsorted(commits, begin))
+        nearest, offset = (commits[place], int(bases[place])) if place < len(commits) else (1 << 62, None)
+        for first in seen.wide:
+            if begin <= first < nearest and (base := self._wide_base(seen, queue, first)) is not None:
+                return base
+        return seen.bounds[queue][1] if offset is None else offset
+
+    def _store_time(self, seen: _LogSnapshot, queue: Queue, offset: int, held: tuple[int, int]) -> int | None:
+        """When the message at an offset was stored; None if that is not within `held`."""
+        if not held[0] <= offset < held[1]:
+            return None
+        # The last run that begins at or before the offset holds it; a queue may be in wide and in narrow commits.
+        commits, bases = seen.tails[queue]
+        place = int(np.searchsorted(bases, offset, "right")) - 1
+        commit = int(commits[place]) if place >= 0 else -1
+        for first in reversed(seen.wide):
+            if first < commit:
+                break
+            base = self._wide_base(seen, queue, first)
+            if base is not None and base <= offset:
+                commit = first
+                break
+        if commit >= 0:
+            return int(seen.times[np.searchsorted(seen.firsts, commit)])
+        files, segments = self._log.files, seen.mark.segments
+        meta = files.segment(segments[files.segment_of(segments, *queue, offset)])
+        [run] = meta.runs.of_queue(*queue)
+        row = int(meta.runs.first_rows()[run] + offset - meta.bases[run])
+        block = int(np.searchsorted(meta.block_rows, row, "right")) - 1
+        if meta.block_bounds[block, 2] == meta.block_bounds[block, 3]:
+            return int(meta.block_bounds[block, 2])
+        return int(self._block_times(seen, meta, block)[row - int(meta.block_rows[block])])
+
+    def _wide_base(self, seen: _LogSnapshot, queue: Queue, first: int) -> int | None:
+        """Where the queue's first run begins in a commit that the tail index does not list; None if it has none."""
         number = int(np.searchsorted(seen.firsts, first))
         [meta] = self._log.files.commits([(first, int(seen.fingerprints[number]))])
-        runs = meta.runs
-        runs_of: list[tuple[Queue, int, int]] = []
-        for topic, queues in _by_topic(wanted).items():
-            if topic not in runs.topics:
-                continue
-            mine = np.flatnonzero((runs.topic == runs.topics.index(topic)) & np.isin(runs.queue, queues))
-            for run in mine.tolist():
-                base = int(meta.bases[run])
-                runs_of.append(((topic, int(runs.queue[run])), base, base + int(runs.rows[run])))
-        return runs_of
+        runs = meta.runs.of_queue(*queue)
+        return int(meta.bases[runs[0]]) if runs else None
 
+    # ------------------------------------------------------------ one segment
 
-def _by_topic(wanted: Iterable[Queue]) -> dict[str, I64]:
-    queues_of: dict[str, list[int]] = {}
-    for topic, queue in wanted:
-        queues_of.setdefault(topic, []).append(queue)
-    return {topic: np.array(queues, np.int64) for topic, queues in queues_of.items()}
+    def _first_row(self, seen: _LogSnapshot, meta: FileMeta, run: int, ms: int) -> int:
+        """Which of the run's rows is the first stored at `ms` or later; their number when none is."""
+        starts, bounds = meta.block_rows, meta.block_bounds
+        low = int(meta.runs.first_rows()[run])
+        high = low + int(meta.runs.rows[run])
+        begin = int(np.searchsorted(starts, low, "right")) - 1
+        end = int(np.searchsorted(starts, high, "left"))
+        # Only the run's first and last block are shared with other runs: of those between, the first that may hold
+        # such a row does.
+        for block in (begin + np.flatnonzero(bounds[begin:end, 3] >= ms)).tolist():
+            first, last = max(low, int(starts[block])), min(high, int(starts[block + 1]))
+            if int(bounds[block, 2]) >= ms:
+                return first - low
+            times = self._block_times(seen, meta, block)[first - int(starts[block]) : last - int(starts[block])]
+            row = first + int(np.searchsorted(times, ms))
+            if row < last:
+                return row - low
+        return high - low
+
+    def _block_times(self, seen: _LogSnapshot, meta: FileMeta, block: int) -> I64:
+        times = seen.blocks.get((meta.path, block))
+        if times is None:
+            _, batch = next(FileReader(self._log.storage, meta).read_blocks([block], ["storeTimestamp"]))
+            times = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+            seen.blocks[meta.path, block] = times
+        return times
