@@ -139,8 +139,8 @@ def _body_at(data: memoryview | bytes, start: int) -> int:
 def _column_ends(kind: str, data: memoryview, starts: list[int], bodies: list[int]) -> U32:
     """Where each column's last buffer ends in each block's body; the last one takes the padding behind it, too."""
     # The headers of all blocks of a schema have the same shape: what is a place in one is a place in all.
-    at, count = ipc_file.buffers_at(data[: starts[1]]) if bodies else (0, 0)
-    places = [np.frombuffer(data, "<i8", 2 * count, start + at) for start in starts[:-1]]
+    layout = ipc_file.header_layout(data)
+    places = [np.frombuffer(data, "<i8", 2 * layout.buffers, start + layout.buffers_at) for start in starts[:-1]]
     table = np.array(places, np.int64).reshape(len(bodies), -1, 2)
     # A buffer without bytes may be said to stand anywhere.
     ends = np.maximum.accumulate(np.where(table[:, :, 1], table.sum(axis=2), 0), axis=1)[:, _last_buffers(kind)]
@@ -224,11 +224,6 @@ class Encoded(Pieces):
         digits_at = tail.rfind(CRC_MARK) + len(CRC_MARK)
         tail[digits_at : digits_at + 8] = b"%08x" % crc32(tail, crc)
         return Tail(bytes(tail), doc, digest, at + len(tail))
-
-
-def encode(blocks: Blocks, doc: dict[str, Any]) -> Encoded:
-    """Return the file of `blocks` with the metadata document `doc`."""
-    return Encoded(blocks, doc)
 
 
 def _document_text(doc: dict[str, Any]) -> bytes:

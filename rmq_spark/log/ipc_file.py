@@ -43,22 +43,15 @@ def schema_table(message: pa.Buffer) -> int:
     return _header(memoryview(message)[8:])
 
 
-def buffers_at(message: pa.Buffer | memoryview) -> tuple[int, int]:
-    """Where an encapsulated record batch message lists its buffers (places in its body, and lengths), and how many."""
-    view = memoryview(message)[8:]
-    vector, count = _vector(view, _fields(view)[1])
-    return 8 + vector + 4, count
-
-
 def nodes_and_buffers(message: pa.Buffer | memoryview) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """What an encapsulated record batch message says of its columns.
 
     Per column, children after their parents: rows, and how many of them are null. Per buffer: where it begins in the
     message's body, and its length.
     """
-    view = memoryview(message)[8:]
-    nodes, buffers = _fields(view)
-    return _pairs(view, nodes), _pairs(view, buffers)
+    layout = header_layout(message)
+    nodes = np.frombuffer(message, "<i8", 2 * layout.nodes, layout.nodes_at).reshape(-1, 2)
+    return nodes, np.frombuffer(message, "<i8", 2 * layout.buffers, layout.buffers_at).reshape(-1, 2)
 
 
 def column_places(schema: pa.Schema) -> list[tuple[int, int]]:
@@ -112,7 +105,7 @@ class HeaderLayout(NamedTuple):
     """How many buffers there are: pairs of place and length."""
 
 
-def header_layout(message: bytes) -> HeaderLayout:
+def header_layout(message: pa.Buffer | memoryview | bytes) -> HeaderLayout:
     """The layout of an encapsulated record batch message's header."""
     view = memoryview(message)[8:]
     table = struct.unpack_from("<I", view, 0)[0]
@@ -136,22 +129,10 @@ def _field(view: memoryview, table: int, index: int) -> int:
     return int(table + struct.unpack_from("<H", view, vtable + 4 + 2 * index)[0])
 
 
-def _fields(view: memoryview) -> tuple[int, int]:
-    """Where a record batch's flatbuffer has the offsets that lead to its nodes and to its buffers."""
-    batch = _header(view)
-    return _field(view, batch, 1), _field(view, batch, 2)
-
-
 def _vector(view: memoryview, place: int) -> tuple[int, int]:
     """Where the vector stands that the offset at `place` leads to, and how many items it has."""
     vector = place + struct.unpack_from("<I", view, place)[0]
     return vector, struct.unpack_from("<I", view, vector)[0]
-
-
-def _pairs(view: memoryview, place: int) -> npt.NDArray[np.int64]:
-    """A vector of pairs of 64-bit numbers in a flatbuffer, which the offset at `place` leads to."""
-    vector, count = _vector(view, place)
-    return np.frombuffer(view, "<i8", 2 * count, vector + 4).reshape(count, 2)
 
 
 def _header(view: memoryview) -> int:

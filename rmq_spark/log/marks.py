@@ -154,7 +154,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
         "prev": previous.digest,
         "nonce": nonce,
     }
-    encoded = file_encoder.encode(file_encoder.make_blocks("mark", [batch]), doc)
+    encoded = file_encoder.Encoded(file_encoder.make_blocks("mark", [batch]), doc)
     storage.create_if_absent(paths.mark(root, mark.epoch), encoded, durable=True)
 
 

@@ -227,7 +227,7 @@ def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk, previous: str, 
         "bounds": pack(_bounds(batches)),
         "nonce": nonce,
     }
-    encoded = file_encoder.encode(file_encoder.make_blocks("segment", batches), doc)
+    encoded = file_encoder.Encoded(file_encoder.make_blocks("segment", batches), doc)
     path = paths.segment(log.root, chunk.first, chunk.end, nonce)
     log.storage.create_if_absent(path, encoded, durable=True)
     return SegmentRef(

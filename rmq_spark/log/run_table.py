@@ -6,10 +6,9 @@ commits sorted by queue; when a range ends inside one, the log offsets of the wa
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +18,15 @@ from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.files import read_planned
+from rmq_spark.log.run_index import Runs
 
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
 
-Select = Callable[[str, I64], BOOL]
+Select = Callable[[str, npt.NDArray[Any]], BOOL]
 """Given a topic and queue ids: which of them are wanted."""
 
-CACHED_RUNS: Final = 500_000
-"""Run indexes are kept up to so many runs in all (some 40 bytes each): a stream looks at each commit a few times."""
 _FAR: Final = 1 << 62
 
 
@@ -56,26 +55,23 @@ class RunTable:
 
 
 @dataclass(frozen=True, slots=True)
-class _FileRuns:
-    """One file's run index, cut to what planning needs."""
+class _Part:
+    """The wanted runs of one source."""
 
     topics: list[str]
-    topic: I64
-    queue: I64
+    topic: I32
+    queue: I32
     base: I64
     rows: I64
-    first_row: I64
     row_bytes: int
 
 
 class RunIndex:
-    """Reads run indexes of one log; remembers those it has seen. Not for use by two threads at once."""
+    """Reads run indexes of one log."""
 
     def __init__(self, log: CommitLog) -> None:
         self.log = log
         """Whose runs these are."""
-        self._seen: OrderedDict[tuple[str, int], _FileRuns] = OrderedDict()
-        self._runs_seen = 0
 
     def list_runs(self, query: scan.Query, select: Select, stats: scan.ScanStats | None = None) -> RunTable:
         """The runs in the log range [query.start, query.end) that `select` wants; times prune whole files only.
@@ -117,62 +113,48 @@ class RunIndex:
     def _offset_of(self, source: scan.Source, query: scan.Query, select: Select, count: int) -> int:
         """The log offset before which the source holds exactly `count` wanted rows at or after the query's start."""
         end = query.end if query.end is not None else _FAR
+        meta = self._meta(source)
+        wanted = _selected(meta.runs, select)
         if source.kind == "segment":
-            runs = self._file_runs(source)
-            wanted = _selected(runs, select)
-            offsets = np.concatenate(self._segment_offsets(source, runs, wanted))
+            offsets = np.concatenate(self._segment_offsets(meta, wanted))
             offsets = offsets[(offsets >= max(query.start, source.first)) & (offsets < min(end, source.end))]
             return int(np.partition(offsets, count - 1)[count - 1]) + 1
-        runs = self._file_runs(source)
-        wanted = _selected(runs, select)
-        low = np.maximum(runs.first_row[wanted], query.start - source.first)
-        high = np.minimum(runs.first_row[wanted] + runs.rows[wanted], end - source.first)
+        first = meta.runs.first_rows()[wanted]
+        low = np.maximum(first, query.start - source.first)
+        high = np.minimum(first + meta.runs.rows[wanted], end - source.first)
         sizes = np.maximum(high - low, 0)
         ends = np.cumsum(sizes)
         at = int(np.searchsorted(ends, count))
         return int(source.first + low[at] + count - (ends[at] - sizes[at]))
 
-    def _runs_of(self, planned: scan.Plan, number: int, select: Select) -> _FileRuns:
+    def _runs_of(self, planned: scan.Plan, number: int, select: Select) -> _Part:
         source, query = planned.sources[number], planned.query
-        runs = self._file_runs(source)
+        meta = self._meta(source)
+        runs = meta.runs
         wanted = _selected(runs, select)
-        base, rows = runs.base[wanted], runs.rows[wanted]
+        base, rows = meta.bases[wanted], runs.rows[wanted].astype(np.int64)
         start, end = max(query.start, source.first), min(query.end if query.end is not None else _FAR, source.end)
-        if source.kind == "segment":
-            if start > source.first or end < source.end:
-                base, rows = self._cut_segment(source, runs, wanted, start, end)
-        else:
-            first = source.first + runs.first_row[wanted]
-            low = np.clip(start - first, 0, rows)
-            high = np.clip(end - first, 0, rows)
+        if source.kind != "segment":
+            first = source.first + runs.first_rows()[wanted]
+            low, high = np.clip(start - first, 0, rows), np.clip(end - first, 0, rows)
+            base, rows = base + low, high - low
+        elif start > source.first or end < source.end:
+            cuts = [np.searchsorted(offsets, [start, end]) for offsets in self._segment_offsets(meta, wanted)]
+            low, high = np.array(cuts, np.int64).reshape(-1, 2).T
             base, rows = base + low, high - low
         some = rows > 0
         wanted = wanted[some]
-        return _FileRuns(
-            runs.topics,
-            runs.topic[wanted],
-            runs.queue[wanted],
-            base[some],
-            rows[some],
-            runs.first_row[wanted],
-            runs.row_bytes,
-        )
+        size = sum(file[3] for file in meta.doc.get("files", ())) or meta.size
+        row_bytes = size // max(1, meta.rows)
+        return _Part(runs.topics, runs.topic[wanted], runs.queue[wanted], base[some], rows[some], row_bytes)
 
-    def _cut_segment(self, source: scan.Source, runs: _FileRuns, wanted: I64, start: int, end: int) -> tuple[I64, I64]:
-        base, rows = runs.base[wanted].copy(), runs.rows[wanted].copy()
-        for at, offsets in enumerate(self._segment_offsets(source, runs, wanted)):
-            low, high = np.searchsorted(offsets, [start, end])
-            base[at] += low
-            rows[at] = high - low
-        return base, rows
-
-    def _segment_offsets(self, source: scan.Source, runs: _FileRuns, wanted: I64) -> list[I64]:
+    def _segment_offsets(self, meta: FileMeta, wanted: I64) -> list[I64]:
         """The log offsets of each wanted run's rows; they rise within a run."""
         if not len(wanted):
             return []
-        meta = self._meta(source)
         starts = meta.block_rows
-        first, last = runs.first_row[wanted], runs.first_row[wanted] + runs.rows[wanted]
+        first = meta.runs.first_rows()[wanted]
+        last = first + meta.runs.rows[wanted]
         touched = np.zeros(len(starts), np.bool_)
         for low, high in zip(first.tolist(), last.tolist(), strict=True):
             begin = int(np.searchsorted(starts, low, "right")) - 1
@@ -186,28 +168,8 @@ class RunIndex:
     def _meta(self, source: scan.Source) -> FileMeta:
         return self.log.files.meta(source.path, source.kind, source.fingerprint)
 
-    def _file_runs(self, source: scan.Source) -> _FileRuns:
-        key = (source.path, source.fingerprint)
-        runs = self._seen.get(key)
-        if runs is None:
-            meta = self._meta(source)
-            size = sum(file[3] for file in meta.doc.get("files", ())) or meta.size
-            runs = self._seen[key] = _FileRuns(
-                meta.runs.topics,
-                meta.runs.topic.astype(np.int64),
-                meta.runs.queue.astype(np.int64),
-                meta.bases.astype(np.int64),
-                meta.runs.rows.astype(np.int64),
-                meta.runs.first_rows(),
-                size // max(1, meta.rows),
-            )
-            self._runs_seen += len(runs.rows)
-            while self._runs_seen > CACHED_RUNS and len(self._seen) > 1:
-                self._runs_seen -= len(self._seen.popitem(last=False)[1].rows)
-        return runs
 
-
-def _selected(runs: _FileRuns, select: Select) -> I64:
+def _selected(runs: Runs, select: Select) -> I64:
     """Numbers of the runs that are wanted, in row order."""
     keep = np.zeros(len(runs.rows), np.bool_)
     for index, topic in enumerate(runs.topics):
@@ -216,19 +178,21 @@ def _selected(runs: _FileRuns, select: Select) -> I64:
     return np.flatnonzero(keep)
 
 
-def _join(sources: list[scan.Source], parts: list[_FileRuns]) -> RunTable:
+def _join(sources: list[scan.Source], parts: list[_Part]) -> RunTable:
     topics = sorted({runs.topics[index] for runs in parts for index in set(runs.topic.tolist())})
     rank = {topic: index for index, topic in enumerate(topics)}
     none = np.zeros(0, np.int64)
+
+    def column(values: Callable[[int, _Part], npt.NDArray[Any]]) -> I64:
+        return np.concatenate([none, *(values(number, runs) for number, runs in enumerate(parts))])
+
     return RunTable(
         sources,
         topics,
-        np.concatenate([none, *(np.full(len(runs.rows), number) for number, runs in enumerate(parts))]),
-        np.concatenate(
-            [none, *(np.array([rank.get(name, -1) for name in runs.topics], np.int64)[runs.topic] for runs in parts)]
-        ),
-        np.concatenate([none, *(runs.queue for runs in parts)]),
-        np.concatenate([none, *(runs.base for runs in parts)]),
-        np.concatenate([none, *(runs.rows for runs in parts)]),
-        np.concatenate([none, *(np.full(len(runs.rows), runs.row_bytes) for runs in parts)]),
+        column(lambda number, runs: np.full(len(runs.rows), number)),
+        column(lambda _, runs: np.array([rank.get(name, -1) for name in runs.topics], np.int64)[runs.topic]),
+        column(lambda _, runs: runs.queue),
+        column(lambda _, runs: runs.base),
+        column(lambda _, runs: runs.rows),
+        column(lambda _, runs: np.full(len(runs.rows), runs.row_bytes)),
     )

@@ -95,7 +95,7 @@ def _create(
         "nonce": nonce,
         "folds": _folds_in(payloads),
     }
-    encoded = file_encoder.encode(file_encoder.make_blocks("snapshot", [batch]), doc)
+    encoded = file_encoder.Encoded(file_encoder.make_blocks("snapshot", [batch]), doc)
     storage.create_if_absent(path, encoded, durable=durable)
     return encoded.tail.digest
 

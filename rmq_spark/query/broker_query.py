@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -83,7 +82,6 @@ class BrokerQuery:
         self._log = log
         self._filters = LogFilters(log)
         self._runs = RunIndex(log)
-        self._runs_lock = threading.Lock()
 
     def has(self, topic: str) -> bool:
         """Whether the log holds messages of `topic`."""
@@ -192,10 +190,7 @@ class BrokerQuery:
         low, high = max(within[0], first), min(within[1], last)
         if low >= high:
             return _joined([])
-        with self._runs_lock:
-            table = self._runs.list_runs(
-                scan.Query(), lambda name, queues: (queues == queue) & (name == topic), stats.scan
-            )
+        table = self._runs.list_runs(scan.Query(), lambda name, queues: (queues == queue) & (name == topic), stats.scan)
         found: list[pa.RecordBatch] = []
         for run in range(len(table.rows) - 1, -1, -1):
             base, run_end = int(table.base[run]), int(table.base[run] + table.rows[run])

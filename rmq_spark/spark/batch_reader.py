@@ -28,9 +28,6 @@ from rmq_spark.spark.task_reader import read_task, reads_little
 
 _log = logging.getLogger(__name__)
 
-_run_indexes: dict[tuple[str, str], RunIndex] = {}
-"""Spark plans all reads of a session in one process: what it learned of a log's files serves the next plan."""
-
 
 class TaskPartition(InputPartition):
     """One task of a read."""
@@ -76,7 +73,7 @@ class RocketMQBatchReader(DataSourceReader):
             floor = log.view.mark.log_start
             stats = ScanStats()
             query = Query(end=log.view.state.offset, from_ms=self._from_ms, to_ms=self._to_ms)
-            table = _run_index(log).list_runs(query, subscription.select, stats)
+            table = RunIndex(log).list_runs(query, subscription.select, stats)
             if log.view.mark.log_start == floor:
                 break  # else retention moved on meanwhile: what is asked for may be gone
         ranges = queue_ranges(table, bounds, log.view.state.queues.starts())
@@ -98,11 +95,3 @@ class RocketMQBatchReader(DataSourceReader):
             len(tasks),
         )
         return tasks
-
-
-def _run_index(log: CommitLog) -> RunIndex:
-    place = (log.storage.uri, log.root)
-    index = _run_indexes.get(place)
-    if index is None or index.log is not log:  # the store was opened anew: other files may stand under the old names
-        index = _run_indexes[place] = RunIndex(log)
-    return index

@@ -263,7 +263,7 @@ def test_a_newer_version_is_refused_as_such(sample: Sample) -> None:
     path = commits(sample)[-1]
     doc = dict(meta_of(sample.storage, path).doc)
     blocks = file_encoder.make_blocks("commit", [pa.RecordBatch.from_pylist([], schema=schema.ROWS)])
-    encoded = file_encoder.encode(blocks, {**doc, "v": VERSION + 1})
+    encoded = file_encoder.Encoded(blocks, {**doc, "v": VERSION + 1})
     replace(sample.storage, path, b"".join(encoded))
     with pytest.raises(UnsupportedVersionError, match="upgrade rmq-spark"):
         sample_log.open_log(sample.storage, sample.clock)

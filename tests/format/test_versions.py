@@ -10,7 +10,7 @@ import pytest
 
 from rmq_spark.errors import UnsupportedVersionError
 from rmq_spark.log import file_format, file_layout, ipc_file, schema
-from rmq_spark.log.file_encoder import encode, make_blocks
+from rmq_spark.log.file_encoder import Encoded, make_blocks
 from rmq_spark.log.file_format import check_whole, parse
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.message_batch import to_record_batch
@@ -49,7 +49,7 @@ def rows(count: int) -> pa.RecordBatch:
 
 
 def file_of(batches: list[pa.RecordBatch]) -> bytes:
-    return b"".join(encode(make_blocks("rows", batches), {}))
+    return b"".join(Encoded(make_blocks("rows", batches), {}))
 
 
 def old_file(count: int, monkeypatch: pytest.MonkeyPatch) -> bytes:

@@ -89,7 +89,7 @@ def plant(log: CommitLog, rows: PreparedRows, /, **changed: Any) -> str:
         **changed,
     }
     path = paths.commit(ROOT, state.offset)
-    log.storage.create_if_absent(path, file_encoder.encode(rows.blocks, doc))
+    log.storage.create_if_absent(path, file_encoder.Encoded(rows.blocks, doc))
     return path
 
 
@@ -177,7 +177,7 @@ class TestStateMessages:
             write_row_file(log.storage, ROOT, batch, nonce="n1", block_bytes=1 << 18)
         assert list(log.storage.list(paths.data(ROOT))) == []
         rows = prepare(batch, 1 << 18, "rows")
-        encoded = file_encoder.encode(rows.blocks, {**rows.doc, "nonce": "n2"})
+        encoded = file_encoder.Encoded(rows.blocks, {**rows.doc, "nonce": "n2"})
         log.storage.create_if_absent(paths.data_file(ROOT, "n2.arrow"), encoded)
         file = RowFile("n2.arrow", encoded.tail.digest, 2, encoded.tail.file_size, 2)
         with pytest.raises(InvalidRequestError, match="state messages"):
@@ -401,7 +401,7 @@ class TestVerifyLooksDeeper:
         log = filled(count=1)
         rows = prepare(MessageBatch.merge([tagged("m", "T", "k")] * count), 1 << 18, "rows")
         wrong = prepare(tagged("a", "other", "other"), 1 << 18).doc[field]
-        encoded = file_encoder.encode(rows.blocks, {**rows.doc, field: wrong, "nonce": "n1"})
+        encoded = file_encoder.Encoded(rows.blocks, {**rows.doc, field: wrong, "nonce": "n1"})
         path = paths.data_file(ROOT, "n1.arrow")
         log.storage.create_if_absent(path, encoded)
         log.append_files([RowFile("n1.arrow", encoded.tail.digest, count, encoded.tail.file_size, 1)])

@@ -62,9 +62,8 @@ class RunTableMachine(RuleBasedStateMachine):
     @initialize(
         segment_bytes=st.sampled_from([1, 30_000, 10_000_000]),
         block_bytes=st.sampled_from([1, 2_000, 256 * 1024]),
-        cached=st.sampled_from([1, 4096]),
     )
-    def start(self, segment_bytes: int, block_bytes: int, cached: int) -> None:
+    def start(self, segment_bytes: int, block_bytes: int) -> None:
         self.clock = ManualClock()
         self.storage = MemoryStorage(None, clock=self.clock)
         self.settings = LogSettings(
@@ -72,14 +71,10 @@ class RunTableMachine(RuleBasedStateMachine):
         )
         self.log = CommitLog(self.storage, ROOT, BROKER, settings=self.settings, clock=self.clock)
         self.reader = CommitLog(self.storage, ROOT, BROKER, read_only=True)
-        self.before, run_table.CACHED_RUNS = run_table.CACHED_RUNS, cached  # type: ignore[misc]
         self.index = RunIndex(self.reader)
         self.rows: dict[int, tuple[str, int, int, int]] = {}
         self.log_start = 0
         self.count = 0
-
-    def teardown(self) -> None:
-        run_table.CACHED_RUNS = self.before  # type: ignore[misc]
 
     @property
     def end(self) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmq_spark.errors import CorruptDataError
 from rmq_spark.log import ipc_file, schema
-from rmq_spark.log.file_encoder import encode, make_blocks, one_block
+from rmq_spark.log.file_encoder import Encoded, make_blocks, one_block
 from rmq_spark.log.message_batch import to_record_batch
 from rmq_spark.log.small_batch import to_message
 from rmq_spark.log.small_files import decode_small_files
@@ -39,7 +39,7 @@ def file_of(rows: list[tuple[Any, ...]], by_pyarrow: bool = False) -> bytes:
         blocks = make_blocks("commit", [to_record_batch(rows)])
     else:
         blocks = one_block("commit", to_message(rows), len(rows))
-    return b"".join(encode(blocks, {}))
+    return b"".join(Encoded(blocks, {}))
 
 
 def one_by_one(files: list[bytes]) -> pa.RecordBatch:
@@ -74,14 +74,14 @@ def test_a_file_whose_header_is_laid_out_in_another_way_is_decoded_too() -> None
     header = ipc_file.header_layout(message).size
     # Eight bytes more in front of the body, as another writer of flatbuffers might leave them.
     longer = message[:4] + (header - 8 + 8).to_bytes(4, "little") + message[8:header] + bytes(8) + message[header:]
-    files = [file_of([row(1)]), b"".join(encode(one_block("commit", longer, 1), {}))]
+    files = [file_of([row(1)]), b"".join(Encoded(one_block("commit", longer, 1), {}))]
     assert decode_small_files(files).equals(one_by_one(files))
 
 
 def test_a_file_of_another_kind_is_refused() -> None:
     snapshot = pa.RecordBatch.from_pydict({"name": ["a"], "payload": [b"b"]})
     with pytest.raises(CorruptDataError, match="other columns"):
-        decode_small_files([file_of([row(1)]), b"".join(encode(make_blocks("snapshot", [snapshot]), {}))])
+        decode_small_files([file_of([row(1)]), b"".join(Encoded(make_blocks("snapshot", [snapshot]), {}))])
 
 
 def test_numbers_that_point_outside_a_message_are_refused() -> None:
@@ -93,7 +93,7 @@ def test_numbers_that_point_outside_a_message_are_refused() -> None:
             continue
         for value in (1 << 40, (1 << 64) - 8):
             bad = good[:at] + value.to_bytes(8, "little") + good[at + 8 :]
-            files = [file_of([row(1)]), b"".join(encode(one_block("commit", bad, 1), {})), file_of([row(2)])]
+            files = [file_of([row(1)]), b"".join(Encoded(one_block("commit", bad, 1), {})), file_of([row(2)])]
             if index % 2 == 0 and int.from_bytes(good[at + 8 : at + 16], "little") == 0:
                 assert decode_small_files(files).num_rows == 3, "a buffer without bytes may be said to stand anywhere"
                 continue
