@@ -38,6 +38,9 @@ BYTES_MAX: Final = 20 * 1024
 HELPED_MAX: Final = 256
 """A commit takes in so many announcements at most."""
 
+Announced = tuple[str, str, int]
+"""Path, token and time of an announcement."""
+
 _NAME: Final = re.compile(r"([0-9]{15})-([0-9a-f]{32})\.arrow")
 
 
@@ -69,10 +72,12 @@ def announce(storage: Storage, root: str, batch: MessageBatch, offer: Offer) -> 
     return True
 
 
-def helped_batches(storage: Storage, root: str, known: Collection[str], now_ms: int) -> Iterator[Helped]:
-    """What others have announced and a commit of the time `now_ms` may land."""
+def helped_batches(
+    storage: Storage, listed: Sequence[Announced], known: Collection[str], now_ms: int
+) -> Iterator[Helped]:
+    """Those of the listed announcements that a commit of the time `now_ms` may land."""
     helped = 0
-    for path, token, announced_ms in _announced(storage, root):
+    for path, token, announced_ms in listed:
         if token in known or now_ms - announced_ms >= LANDABLE_MS or helped >= HELPED_MAX:
             continue
         try:
@@ -87,18 +92,13 @@ def helped_batches(storage: Storage, root: str, known: Collection[str], now_ms: 
         yield Helped(token, announced_ms, batch)
 
 
-def count_announced(storage: Storage, root: str, known: Collection[str]) -> int:
-    """How many announcements there are that have not landed."""
-    return sum(token not in known for _, token, _ in _announced(storage, root))
-
-
 def past_announcements(storage: Storage, root: str, now_ms: int) -> list[str]:
     """Paths of announcements that no commit may land any more: their writers have died."""
-    return [path for path, _, announced_ms in _announced(storage, root) if now_ms - announced_ms > SWEPT_MS]
+    return [path for path, _, announced_ms in list_announced(storage, root) if now_ms - announced_ms > SWEPT_MS]
 
 
-def _announced(storage: Storage, root: str) -> list[tuple[str, str, int]]:
-    """Path, token and time of each announcement, the oldest first."""
+def list_announced(storage: Storage, root: str) -> list[Announced]:
+    """The announcements there are, the oldest first."""
     place = paths.announced(root)
     matches = [_NAME.fullmatch(info.name) for info in storage.list(place)]
     return sorted((f"{place}/{match[0]}", match[2], int(match[1])) for match in matches if match is not None)

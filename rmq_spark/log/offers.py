@@ -10,7 +10,7 @@ import numpy as np
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import InvalidRequestError, RmqError
-from rmq_spark.log.announce import Helped, announce, count_announced, helped_batches
+from rmq_spark.log.announce import Announced, Helped, announce, helped_batches, list_announced
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.pace import Pace
 from rmq_spark.log.request import Attempt, KnownOffsets, Landed, Offer, Offsets, Outcome, Request
@@ -43,6 +43,8 @@ class Offers:
         self._landed_last = 0
         """How many offers the last commit has landed, whoever made it."""
         self._gathered = 0
+        self._listed: list[Announced] | None = None
+        """What `gather` has seen, for the commit that follows it."""
 
     @property
     def look_seconds(self) -> float:
@@ -54,13 +56,15 @@ class Offers:
 
         Without that, the turn is mostly free, and each commits alone what all others have to fold.
         """
+        self._listed = None
         if not self._landed_last:
             return
         self._gathered += 1
         wanted = self._landed_last + (self._gathered % PROBE_EVERY == 0)
         before, in_vain = -1, 0
         for _ in range(GATHER_LOOKS):
-            waiting = count_announced(self._view.storage, self._view.root, self._view.state.helped)
+            self._listed = list_announced(self._view.storage, self._view.root)
+            waiting = sum(token not in self._view.state.helped for _, token, _ in self._listed)
             in_vain = 0 if waiting > before else in_vain + 1
             if waiting >= wanted or in_vain >= GATHER_LOOKS_IN_VAIN:
                 return
@@ -95,9 +99,12 @@ class Offers:
         """What others have offered: it lands with the own rows."""
         if not self._pace.has_rivals:
             return []
+        listed, self._listed = self._listed, None
+        if listed is None:
+            listed = list_announced(self._view.storage, self._view.root)
         known = {*state.helped, *(offer.token for offer in self._open)}
         helped = []
-        for each in helped_batches(self._view.storage, self._view.root, known, state.now_ms):
+        for each in helped_batches(self._view.storage, listed, known, state.now_ms):
             with suppress(InvalidRequestError):  # its owner is told when it lands its rows itself
                 state.admit(each.batch)
                 helped.append(each)

@@ -13,7 +13,6 @@ No writer may run meanwhile: freeing names is what the marks exist to make safe,
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +22,7 @@ from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.files import LogFiles
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
-from rmq_spark.storage.base import ObjectInfo, Storage
+from rmq_spark.storage.base import Storage
 
 LOOKS: Final = 10
 """So often a log that grows meanwhile is looked at again."""
@@ -59,7 +58,7 @@ def refuse_holes(view: LogView) -> None:
     for _ in range(LOOKS):
         end = view.state.offset
         names = strays(view.storage, view.root, end)
-        known = max((paths.snapshot_offset(each.name) or 0 for each in _snapshots(view)), default=0)
+        known = view.snapshots_end
         if not names and known <= end:
             return
         view.refresh()  # appended since, most likely
@@ -80,10 +79,6 @@ def refuse_holes(view: LogView) -> None:
             view.root,
         )
         return
-
-
-def _snapshots(view: LogView) -> Iterator[ObjectInfo]:
-    return view.storage.list(paths.snapshots(view.root))
 
 
 def recover(storage: Storage, root: str, broker: str, clock: Clock, *, force: bool = False) -> RecoverResult:

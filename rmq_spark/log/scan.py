@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +31,7 @@ from rmq_spark.storage import paths
 
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
+ReadSource = Callable[[Source], Iterator[pa.RecordBatch]]
 
 __all__ = ["Log", "Plan", "Query", "ScanStats", "Source", "plan", "read_plan", "run"]
 
@@ -51,10 +53,9 @@ def run(log: Log, planned: Plan) -> Iterator[pa.RecordBatch]:
         DataExpiredError: retention deleted a part of it meanwhile, and the query does not skip that.
         CorruptDataError: a file is damaged or missing; nothing of the damaged part was returned.
     """
-    for group in _groups(planned.sources):
-        for batch in _read_group(log, planned, group):
-            planned.stats.rows_returned += batch.num_rows
-            yield batch
+    for batch in _read_groups(log.files, log.broker, planned, lambda source: _read_moving(log, planned, source)):
+        planned.stats.rows_returned += batch.num_rows
+        yield batch
 
 
 def read_plan(files: LogFiles, broker: str, planned: Plan) -> Iterator[pa.RecordBatch]:
@@ -68,12 +69,7 @@ def read_plan(files: LogFiles, broker: str, planned: Plan) -> Iterator[pa.Record
     def read(source: Source) -> Iterator[pa.RecordBatch]:
         return _read(files, broker, planned, source, read)
 
-    for group in _groups(planned.sources):
-        if len(group) > 1 and (rows := _small_rows(files, broker, planned, group)) is not None:
-            yield rows
-        else:
-            for source in group:
-                yield from read(source)
+    return _read_groups(files, broker, planned, read)
 
 
 def _groups(sources: list[Source]) -> Iterator[list[Source]]:
@@ -94,17 +90,17 @@ def _groups(sources: list[Source]) -> Iterator[list[Source]]:
         yield group
 
 
-def _read_group(log: Log, planned: Plan, group: list[Source]) -> Iterator[pa.RecordBatch]:
-    if len(group) > 1:
-        try:
-            rows = _small_rows(log.files, log.broker, planned, group)
-        except NotFoundError:
-            rows = None  # some were rolled meanwhile: each is looked for by itself
+def _read_groups(files: LogFiles, broker: str, planned: Plan, read: ReadSource) -> Iterator[pa.RecordBatch]:
+    for group in _groups(planned.sources):
+        rows = None
+        if len(group) > 1:
+            with suppress(NotFoundError):  # some were rolled meanwhile: each is looked for by itself
+                rows = _small_rows(files, broker, planned, group)
         if rows is not None:
             yield rows
-            return
-    for source in group:
-        yield from _read_moving(log, planned, source)
+        else:
+            for source in group:
+                yield from read(source)
 
 
 def _small_rows(files: LogFiles, broker: str, planned: Plan, group: list[Source]) -> pa.RecordBatch | None:
@@ -127,11 +123,7 @@ def _matching(planned: Plan, batch: pa.RecordBatch) -> BOOL:
     query = planned.query
     topic, queue = batch.column("topic"), batch.column("queueId").to_numpy(zero_copy_only=False)
     offset = batch.column("queueOffset").to_numpy(zero_copy_only=False)
-    commit = batch.column("commitOffset").to_numpy(zero_copy_only=False)
-    mask: BOOL = (commit >= query.start) & (commit < (query.end if query.end is not None else 1 << 62))
-    if query.offsets is not None:
-        mask &= np.isin(commit, query.offsets)
-    mask &= offset >= query.queue_start
+    mask: BOOL = offset >= query.queue_start
     if query.queue_end is not None:
         mask &= offset < query.queue_end
     if query.queues is not None:
@@ -143,20 +135,33 @@ def _matching(planned: Plan, batch: pa.RecordBatch) -> BOOL:
     if planned.starts:
         lows = {name: (starts, np.full(len(starts), 1 << 62)) for name, starts in planned.starts.items()}
         mask &= _within(topic, queue, offset, lows, inside=False)
-    times = batch.column("storeTimestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
-    if query.from_ms is not None:
-        mask &= times >= query.from_ms
-    if query.to_ms is not None:
-        mask &= times < query.to_ms
+    return _with_values(planned, batch, mask, query.start, query.end)
+
+
+def _with_values(planned: Plan, batch: pa.RecordBatch, mask: BOOL, low: int, high: int | None) -> BOOL:
+    """Which of the rows in `mask` match the query by what the given columns say, and lie in the log range [low, high).
+
+    A condition on a column that the batch does not have was checked before.
+    """
+    query, names = planned.query, batch.schema.names
+    if "commitOffset" in names:
+        commit = batch.column("commitOffset").to_numpy(zero_copy_only=False)
+        mask &= (commit >= low) & (commit < (high if high is not None else 1 << 62))
+        if query.offsets is not None:
+            mask &= np.isin(commit, query.offsets)
+    if "storeTimestamp" in names:
+        times = batch.column("storeTimestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
+        if query.from_ms is not None:
+            mask &= times >= query.from_ms
+        if query.to_ms is not None:
+            mask &= times < query.to_ms
     if planned.keys:
         mask &= np.logical_or.reduce([_has_key(batch.column("keys"), key) for key in planned.keys])
     if query.msg_id is not None:
         mask &= _bools(pc.equal(batch.column("msgId"), query.msg_id))
     if query.predicate is not None and mask.any():
-        rows = np.flatnonzero(mask)
-        mask[rows] = np.asarray(
-            query.predicate(batch.take(integers(rows)).select(list(query.predicate_columns))), np.bool_
-        )
+        rows = batch.select(list(query.predicate_columns))
+        mask[mask] = np.asarray(query.predicate(rows if mask.all() else rows.filter(pa.array(mask))), np.bool_)
     return mask
 
 
@@ -226,7 +231,7 @@ def _relocate(mark: Mark, root: str, source: Source) -> Source | None:
 
 
 def _read(
-    files: LogFiles, broker: str, planned: Plan, source: Source, read_part: Callable[[Source], Iterator[pa.RecordBatch]]
+    files: LogFiles, broker: str, planned: Plan, source: Source, read_part: ReadSource
 ) -> Iterator[pa.RecordBatch]:
     """Read one file; the row files that a commit refers to are read by `read_part`, each as a range of its own."""
     if source.kind == "rows" and source.commit is not None:
@@ -249,6 +254,7 @@ class _Reading:
 
     def __init__(self, files: LogFiles, broker: str, planned: Plan, source: Source, meta: FileMeta) -> None:
         self._broker = broker
+        self._planned = planned
         self._query = planned.query
         self._starts = planned.starts
         self._bounds = planned.bounds
@@ -376,7 +382,10 @@ class _Reading:
             if not deciding:
                 yield self._finish(low, batch, rows, wanted)
                 continue
-            rows = rows[self._mask(self._finish(low, batch, rows, deciding))]
+            begin, end = max(self._query.start, self._source.first), self._source.end
+            end = end if self._query.end is None else min(self._query.end, end)
+            every = np.ones(len(rows), np.bool_)
+            rows = rows[_with_values(self._planned, self._finish(low, batch, rows, deciding), every, begin, end)]
             if len(rows):
                 yield from self._complete(low, batch, rows, wanted)
 
@@ -415,30 +424,6 @@ class _Reading:
         """Whether the file holds nothing outside the source's range (a merged segment holds more)."""
         doc = self._meta.doc
         return bool(self._source.first <= doc["first"] and doc["end"] <= self._source.end)
-
-    def _mask(self, batch: pa.RecordBatch) -> BOOL:
-        query = self._query
-        mask = np.ones(batch.num_rows, np.bool_)
-        if self._keys:
-            mask &= np.logical_or.reduce([_has_key(batch.column("keys"), key) for key in self._keys])
-        if query.msg_id is not None:
-            mask &= _bools(pc.equal(batch.column("msgId"), query.msg_id))
-        if "storeTimestamp" in batch.schema.names:
-            times = batch.column("storeTimestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
-            if query.from_ms is not None:
-                mask &= times >= query.from_ms
-            if query.to_ms is not None:
-                mask &= times < query.to_ms
-        if "commitOffset" in batch.schema.names:
-            offsets = batch.column("commitOffset").to_numpy(zero_copy_only=False)
-            if query.offsets is not None:
-                mask &= np.isin(offsets, query.offsets)
-            low = max(query.start, self._source.first)
-            high = min(query.end if query.end is not None else 1 << 62, self._source.end)
-            mask &= (offsets >= low) & (offsets < high)
-        if query.predicate is not None and mask.any():
-            mask &= np.asarray(query.predicate(batch), np.bool_)
-        return mask
 
     def _rows_of(self, low_block: int, high_block: int, first: I64, last: I64) -> I64:
         """Row numbers (in the file) of these blocks that lie in the spans."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -102,7 +102,7 @@ def _create(
 
 def _drop_older(storage: Storage, root: str, kept: str, told: set[str]) -> None:
     """Delete all but the newest few; an older one that alone holds some fold stays."""
-    listed = sorted(_names(storage, root), reverse=True)
+    listed = sorted(snapshot_names(storage, root), reverse=True)
     for number, name in enumerate(listed):
         if name == kept or number < KEEP:
             continue
@@ -117,13 +117,15 @@ def _drop_older(storage: Storage, root: str, kept: str, told: set[str]) -> None:
         told |= folds
 
 
-def newest_state(storage: Storage, root: str, mark: Mark, folds: Sequence[type[Fold]]) -> Loaded | None:
-    """The state of the newest snapshot above the mark's floor that the chain vouches for, if any.
+def newest_state(
+    storage: Storage, root: str, mark: Mark, folds: Sequence[type[Fold]], names: Sequence[str]
+) -> Loaded | None:
+    """The state of the newest snapshot among `names`, above the mark's floor, that the chain vouches for, if any.
 
     One that tells all of `folds` is preferred to a newer one that does not.
     """
     newest: Loaded | None = None
-    for name in sorted(_names(storage, root), reverse=True):
+    for name in sorted(names, reverse=True):
         if (paths.snapshot_offset(name) or 0) < mark.floor:
             break
         loaded = load_snapshot(storage, root, f"{paths.snapshots(root)}/{name}", mark, folds)
@@ -176,7 +178,7 @@ def stored_fold(
         legacy = _legacy_payloads(storage, root, mark)
         if f"fold/{kind.name}" in legacy:
             copies.append((mark.floor, _dump_of(legacy, kind)))
-    for name in sorted(_names(storage, root), reverse=True):
+    for name in sorted(snapshot_names(storage, root), reverse=True):
         offset = paths.snapshot_offset(name) or 0
         if not max(mark.floor, mark.log_start) <= offset <= end:
             continue
@@ -268,7 +270,7 @@ def read_payloads(storage: Storage, meta: FileMeta) -> dict[str, bytes]:
     return payloads if "folds" in meta.doc else upgrade(payloads)
 
 
-def _names(storage: Storage, root: str) -> Iterator[str]:
-    # Somebody else's file is neither read nor counted nor deleted.
+def snapshot_names(storage: Storage, root: str) -> list[str]:
+    """Names of the snapshots there are. Somebody else's file is neither read nor counted nor deleted."""
     listed = (info.name for info in storage.list(paths.snapshots(root)))
-    return (name for name in listed if paths.snapshot_offset(name) is not None)
+    return [name for name in listed if paths.snapshot_offset(name) is not None]

@@ -26,9 +26,10 @@ from rmq_spark.log.marks import Mark, find_mark, newest_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.records import join_records, read_records, to_records
 from rmq_spark.log.small_commits import is_small
-from rmq_spark.log.snapshot import floor_state, newest_state, stored_fold
+from rmq_spark.log.snapshot import floor_state, newest_state, snapshot_names, stored_fold
 from rmq_spark.log.state import LogState
 from rmq_spark.log.tail_index import fingerprint
+from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
 JOINED_COMMITS: Final = 256
@@ -80,6 +81,8 @@ class LogView:
         """Everything folded below this offset was confirmed by step 3; what is above may yet prove an orphan."""
         self._loaded = False
         """False while mark and state may not belong together: a load failed, or a change of them was interrupted."""
+        self.snapshots_end = 0
+        """The greatest offset of a snapshot that was there when the state was loaded."""
         self.folded = 0
         """Commits folded since the state was loaded from a snapshot."""
         self.on_commit: Callable[[Landing], None] | None = None
@@ -100,7 +103,9 @@ class LogView:
         while True:
             self.mark = find_mark(self.storage, self.root)
             try:
-                stored = newest_state(self.storage, self.root, self.mark, self.declared)
+                names = snapshot_names(self.storage, self.root)
+                self.snapshots_end = max((paths.snapshot_offset(name) or 0 for name in names), default=0)
+                stored = newest_state(self.storage, self.root, self.mark, self.declared, names)
                 self.state, unknown = stored or floor_state(self.storage, self.root, self.mark, self.declared)
             except NotFoundError as error:
                 # The mark was overtaken between reading it and reading what it names.
