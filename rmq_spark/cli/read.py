@@ -69,19 +69,18 @@ def read(
     check_offsets(from_offset, to_offset)
     with given.open(read_only=True) as opened:
         from_ms, to_ms = time_range(from_time, to_time, opened.clock.now_ms())
+        names = columns_of(columns, given.json)
+        places = _places(opened, topic, broker)
         query = Query(
             topics=frozenset((topic,)),
             queues=frozenset(queue) if queue else None,
-            queue_start=from_offset,
-            queue_end=to_offset,
+            ranges=_ranges(opened, topic, places, queue or (), (from_offset, to_offset)),
             from_ms=from_ms,
             to_ms=to_ms,
-            key=key,
+            keys=frozenset() if key is None else frozenset((key,)),
             msg_id=msg_id,
             **filter_parts(tags, sql),
         )
-        names = columns_of(columns, given.json)
-        places = _places(opened, topic, broker)
         check_queues(opened, topic, places, queue or ())
         if not given.json:
             given.out.note("\t".join(names))
@@ -139,6 +138,19 @@ def check_queues(store: Store, topic: str, places: Sequence[logs.LogPlace], queu
         known.update(queue for queue, _, _ in place.open(store).refresh().state.queues.of_topic(topic))
     if missing := wanted - known:
         raise NotFoundError("no such queue", topic=topic, queue=min(missing), queues=len(known))
+
+
+def _ranges(
+    store: Store, topic: str, places: Sequence[logs.LogPlace], queues: Iterable[int], bounds: tuple[int, int | None]
+) -> dict[tuple[str, int], tuple[int, int]] | None:
+    """The same bounds for each of the queues, by default for all that have messages; None without bounds."""
+    start, end = bounds
+    if not start and end is None:
+        return None
+    chosen = set(queues)
+    for place in places if not chosen else ():
+        chosen.update(queue for queue, _, _ in place.open(store).refresh().state.queues.of_topic(topic))
+    return {(topic, queue): (start, INT64_MAX if end is None else end) for queue in chosen}
 
 
 def columns_of(text: str | None, json: bool) -> tuple[str, ...]:

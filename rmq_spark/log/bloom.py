@@ -9,6 +9,7 @@ answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -23,8 +24,6 @@ BITS_PER_KEY: Final = 8
 _MULTIPLY: Final = 0x9E3779B97F4A7C15
 _MIX: Final = 0xBF58476D1CE4E5B9
 _ALL: Final = (1 << 64) - 1
-_CHUNK: Final = 10_240
-"""Rows at a time: arrays that fit the cache, and that malloc does not return to the system after each step."""
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -43,24 +42,25 @@ def hash_text(text: str) -> int:
 
 def hash_strings(values: pa.StringArray) -> U64:
     """The same hash of each string; nulls are not allowed."""
-    count = len(values)
-    if count == 0:
+    if len(values) == 0:
         return np.empty(0, np.uint64)
-    offsets = offsets_of(values)
-    begin, total = int(offsets[0]), int(offsets[-1] - offsets[0])
-    # Eight bytes around the data let every read stay inside the buffer; whatever they are, `_hash` does not use them.
-    data = _scratch(total // 8 + 3).view(np.uint8)[: total + 16]
-    data[8:-8] = bytes_of(values)
+    offsets = offsets_of(values).astype(np.int64)
+    ends = offsets - offsets[0]
+    # Eight bytes around the data let every read stay inside the buffer; whatever they are, they are not used.
+    data = np.concatenate((np.zeros(8, np.uint8), bytes_of(values), np.zeros(8, np.uint8)))
     # The 16 bytes around every byte. Strings lie side by side, so what is around an end is the last eight bytes of one
-    # and the first eight of the next: one gather for both. numpy gathers unaligned items at a third of its speed, and
-    # that is still quicker than putting each together from two aligned ones.
-    around = np.ndarray((total + 1,), "V16", data.data, strides=(1,))
-    hashes = _scratch(count)
-    for at in range(0, count, _CHUNK):
-        ends = offsets[at : at + _CHUNK + 1].astype(np.int64) - begin
-        words: U64 = around[ends].view("<u8")
-        hashes[at : at + _CHUNK] = _hash(words[1:-1:2], words[2::2], ends[1:] - ends[:-1])
-    return hashes
+    # and the first eight of the next: one gather for both.
+    around = np.ndarray((len(data) - 15,), "V16", data.data, strides=(1,))
+    words: U64 = around[ends].view("<u8")
+    first, last, lengths = words[1:-1:2], words[2::2], np.diff(ends)
+    short = lengths < 8
+    keep = (np.uint64(1) << (lengths[short] << 3).view(np.uint64)) - np.uint64(1)
+    first[short] = last[short] = first[short] & keep
+    value = first ^ lengths.view(np.uint64) * np.uint64(_MULTIPLY)
+    value = (value ^ value >> np.uint64(29)) * np.uint64(_MIX)
+    value = (value ^ value >> np.uint64(32) ^ last) * np.uint64(_MULTIPLY)
+    mixed: U64 = value ^ value >> np.uint64(29)
+    return mixed
 
 
 def build(keys: pa.StringArray) -> bytes:
@@ -68,17 +68,10 @@ def build(keys: pa.StringArray) -> bytes:
     single = split_keys(keys)
     if len(single) == 0:
         return b""
-    hashes = hash_strings(single)
     bits = _size(len(single))
-    flags = _scratch(bits // 8).view(np.bool_)
-    flags[:] = False
-    for at in range(0, len(hashes), _CHUNK):
-        # Signed numbers are indices as they are; sums that wrap, and sign bits, are above the bits that count.
-        place = hashes[at : at + _CHUNK].view(np.int64)
-        step = place >> 32 | 1
-        for _ in range(PROBES):
-            flags[place & bits - 1] = True
-            place = place + step
+    flags = np.zeros(bits, np.bool_)
+    for places in _probes(hash_strings(single), bits):
+        flags[places] = True
     return np.packbits(flags, bitorder="little").tobytes()
 
 
@@ -89,11 +82,8 @@ def build_few(keys: list[str]) -> bytes:
     bits = _size(len(keys))
     flags = 0
     for key in keys:
-        place = hash_text(key)
-        step = place >> 32 | 1
-        for _ in range(PROBES):
-            flags |= 1 << (place & bits - 1)
-            place += step
+        for place in _places(hash_text(key), bits):
+            flags |= 1 << place
     return flags.to_bytes(bits // 8, "little")
 
 
@@ -102,6 +92,16 @@ def may_contain(bloom: bytes, key: str) -> bool:
     if not bloom:
         return False
     return all(bloom[place >> 3] >> (place & 7) & 1 for place in _places(hash_text(key), len(bloom) * 8))
+
+
+def holds_all(bloom: bytes, keys: pa.StringArray) -> bool:
+    """Whether every key of a `keys` column can be in the filter; an empty key, which no query has, does not count."""
+    single = split_keys(keys)
+    single = single.filter(pc.greater(pc.binary_length(single), 0))
+    if len(single) == 0:
+        return True
+    flags = np.unpackbits(np.frombuffer(bloom, np.uint8), bitorder="little")
+    return bool(bloom) and all(flags[places].all() for places in _probes(hash_strings(single), len(flags)))
 
 
 def split_keys(keys: pa.StringArray) -> pa.StringArray:
@@ -114,36 +114,18 @@ def split_keys(keys: pa.StringArray) -> pa.StringArray:
     return keys
 
 
-def _hash(first: U64, last: U64, lengths: I64) -> U64:
-    """The hash of strings, from their first eight bytes, their last eight and their lengths; overwrites the words."""
-    multiply, mix = np.uint64(_MULTIPLY), np.uint64(_MIX)
-    short = np.flatnonzero(lengths < 8)
-    if len(short):
-        keep = (np.uint64(1) << (lengths[short] << 3).view(np.uint64)) - np.uint64(1)
-        first[short] = last[short] = first[short] & keep
-    value, shifted = _scratch(len(lengths)), _scratch(len(lengths))
-    np.multiply(lengths.view(np.uint64), multiply, out=value)
-    value ^= first
-    value ^= np.right_shift(value, np.uint64(29), out=shifted)
-    value *= mix
-    value ^= np.right_shift(value, np.uint64(32), out=shifted)
-    value ^= last
-    value *= multiply
-    value ^= np.right_shift(value, np.uint64(29), out=shifted)
-    return value
-
-
-def _scratch(count: int) -> U64:
-    """Memory from Arrow's pool, which keeps freed memory.
-
-    Large arrays of numpy make malloc return memory to the system, and getting it again, page by page, costs more than
-    a filter.
-    """
-    return np.frombuffer(pa.allocate_buffer(8 * count), np.uint64)
-
-
 def _size(keys: int) -> int:
     return 1 << max(6, (keys * BITS_PER_KEY - 1).bit_length())
+
+
+def _probes(hashes: U64, bits: int) -> Iterator[I64]:
+    """The bits of each hash in a filter of so many, one probe after the other."""
+    # Signed numbers are indices as they are; sums that wrap, and sign bits, are above the bits that count.
+    place: I64 = hashes.view(np.int64)
+    step = place >> 32 | 1
+    for _ in range(PROBES):
+        yield place & bits - 1
+        place = place + step
 
 
 def _places(value: int, bits: int) -> list[int]:

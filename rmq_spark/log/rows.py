@@ -371,7 +371,7 @@ def check_described(meta: FileMeta, batch: pa.RecordBatch, first_row: int) -> No
         raise meta.corrupt("an id is outside the range that the metadata names", ids=[least, greatest])
     if not tags_listed(meta.runs, batch.column("tags"), first_row):
         raise meta.corrupt("a tag is not among those that the metadata names for its run")
-    if not _keys_in_bloom(meta.bloom, batch.column("keys")):
+    if not bloom.holds_all(meta.bloom, batch.column("keys")):
         raise meta.corrupt("a key is not in the key filter")
 
 
@@ -389,21 +389,3 @@ def tags_listed(runs: Runs, tags: pa.StringArray, first_row: int) -> bool:
     pairs = owner << 32 | runs.tag_codes[begin:end].astype(np.int64) & 0xFFFFFFFF
     wanted = (run << 32 | codes & 0xFFFFFFFF)[runs.tag_counts[run] >= 0]
     return bool(np.isin(wanted, pairs).all())
-
-
-def _keys_in_bloom(bits: bytes, keys: pa.StringArray) -> bool:
-    single = bloom.split_keys(keys)
-    single = single.filter(pc.greater(pc.binary_length(single), 0))  # no query has an empty key
-    if len(single) == 0:
-        return True
-    if not bits:
-        return False
-    flags = np.frombuffer(bits, np.uint8)
-    hashes = bloom.hash_strings(single)
-    place, step = hashes.astype(np.uint32), (hashes >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
-    for _ in range(bloom.PROBES):
-        at = place & np.uint32(8 * len(flags) - 1)
-        if not (flags[at >> np.uint32(3)] >> (at & np.uint32(7)).astype(np.uint8) & np.uint8(1)).all():
-            return False
-        place += step
-    return True

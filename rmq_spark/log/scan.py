@@ -123,9 +123,7 @@ def _matching(planned: Plan, batch: pa.RecordBatch) -> BOOL:
     query = planned.query
     topic, queue = batch.column("topic"), batch.column("queueId").to_numpy(zero_copy_only=False)
     offset = batch.column("queueOffset").to_numpy(zero_copy_only=False)
-    mask: BOOL = offset >= query.queue_start
-    if query.queue_end is not None:
-        mask &= offset < query.queue_end
+    mask = np.ones(len(batch), np.bool_)
     if query.queues is not None:
         mask &= np.isin(queue, list(query.queues))
     if query.topics is not None:
@@ -155,8 +153,8 @@ def _with_values(planned: Plan, batch: pa.RecordBatch, mask: BOOL, low: int, hig
             mask &= times >= query.from_ms
         if query.to_ms is not None:
             mask &= times < query.to_ms
-    if planned.keys:
-        mask &= np.logical_or.reduce([_has_key(batch.column("keys"), key) for key in planned.keys])
+    if query.keys:
+        mask &= np.logical_or.reduce([_has_key(batch.column("keys"), key) for key in query.keys])
     if query.msg_id is not None:
         mask &= _bools(pc.equal(batch.column("msgId"), query.msg_id))
     if query.predicate is not None and mask.any():
@@ -258,7 +256,6 @@ class _Reading:
         self._query = planned.query
         self._starts = planned.starts
         self._bounds = planned.bounds
-        self._keys = planned.keys
         self._stats = planned.stats
         self._source = source
         self._meta = meta
@@ -293,7 +290,7 @@ class _Reading:
 
     def _may_match(self) -> bool:
         query, doc = self._query, self._meta.doc
-        if self._keys and not any(bloom.may_contain(self._meta.bloom, key) for key in self._keys):
+        if self._query.keys and not any(bloom.may_contain(self._meta.bloom, key) for key in self._query.keys):
             return False
         return query.msg_id is None or doc["ids"][0] <= query.msg_id <= doc["ids"][1]
 
@@ -307,8 +304,7 @@ class _Reading:
             keep &= np.isin(runs.queue, list(query.queues))
         if query.tag_codes is not None:
             keep &= self._tagged(query.tag_codes)
-        low = np.full(len(runs.rows), query.queue_start, np.int64)
-        high = np.full(len(runs.rows), np.iinfo(np.int64).max if query.queue_end is None else query.queue_end)
+        low, high = np.zeros(len(runs.rows), np.int64), np.full(len(runs.rows), np.iinfo(np.int64).max)
         for index, topic in enumerate(runs.topics):
             if (starts := self._starts.get(topic)) is not None:
                 mine = (runs.topic == index) & (runs.queue < len(starts))
@@ -408,7 +404,7 @@ class _Reading:
         """Columns that decide which rows match."""
         query = self._query
         names = list(query.predicate_columns)
-        if self._keys:
+        if self._query.keys:
             names.append("keys")
         if query.msg_id is not None:
             names.append("msgId")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
 
-_FAR = 1 << 62
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
@@ -41,10 +39,6 @@ class Query:
     """Exclusive end as a log offset; None: what is there now."""
     offsets: I64 | None = None
     """Only these log offsets, which must rise."""
-    queue_start: int = 0
-    """First queue offset, in every queue."""
-    queue_end: int | None = None
-    """Exclusive end as a queue offset, in every queue."""
     ranges: Mapping[tuple[str, int], tuple[int, int]] | None = None
     """Queue offset ranges by (topic, queue); queues that are not named are not read."""
     from_ms: int | None = None
@@ -53,8 +47,6 @@ class Query:
     """Only messages with storeTimestamp < this."""
     tag_codes: frozenset[int] | None = None
     """Skip runs that hold none of these tag hash codes. Prunes only; give `predicate` for the real strings."""
-    key: str | None = None
-    """Only messages that have this key among theirs."""
     keys: frozenset[str] = frozenset()
     """Only messages that have one of these keys among theirs; empty: any."""
     msg_id: str | None = None
@@ -126,11 +118,9 @@ class Plan:
     stats: ScanStats = field(default_factory=ScanStats)
     bounds: dict[str, tuple[I64, I64]] = field(init=False)
     """The query's ranges by topic: lower and upper queue offset, indexed by queue id."""
-    keys: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.bounds = _by_queue(self.query.ranges or {})
-        self.keys = self.query.keys | ({self.query.key} if self.query.key is not None else set())
 
 
 class Log(Protocol):
@@ -217,9 +207,6 @@ def _holding(commits: TailIndex, query: Query) -> set[int] | None:
         return commits.in_ranges(query.ranges)
     if query.topics is None:
         return None
-    if query.queues is not None and (query.queue_start or query.queue_end is not None):
-        bounds = (query.queue_start, _FAR if query.queue_end is None else query.queue_end)
-        return commits.in_ranges({(topic, queue): bounds for topic in query.topics for queue in query.queues})
     return commits.holding(query.topics, query.queues)
 
 

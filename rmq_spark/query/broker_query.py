@@ -140,7 +140,7 @@ class BrokerQuery:
                 end=last,
                 from_ms=asked.from_ms,
                 to_ms=asked.to_ms,
-                key=None if asked.by_id else asked.text,
+                keys=frozenset() if asked.by_id else frozenset((asked.text,)),
                 msg_id=asked.text if asked.by_id else None,
                 skip_expired=True,
             )

@@ -150,5 +150,7 @@ def test_a_footer_that_is_larger_than_the_first_read_is_fetched_whole() -> None:
     log.append(MessageBatch.from_arrow(table))
     meta = meta_of(storage, paths.commit("brokers/b", 0))
     assert meta.size - meta.data_end > TAIL_BYTES
-    (batch,) = CommitLog(storage, "brokers/b", "b", clock=clock).scan(Query(key="key-4711", columns=("queueOffset",)))
+    (batch,) = CommitLog(storage, "brokers/b", "b", clock=clock).scan(
+        Query(keys=frozenset({"key-4711"}), columns=("queueOffset",))
+    )
     assert batch.column(0).to_pylist() == [4711]

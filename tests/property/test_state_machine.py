@@ -157,7 +157,7 @@ class LogMachine(RuleBasedStateMachine):
         model = self.queues[place]
         low = data.draw(st.integers(0, len(model)))
         high = data.draw(st.integers(low, len(model) + 1))
-        query = Query(topics=frozenset([place[0]]), queues=frozenset([place[1]]), queue_start=low, queue_end=high)
+        query = Query(ranges={place: (low, high)})
         rows = [row for batch in self.logs[handle].scan(query) for row in batch.to_pylist()]
         expected = [
             (index, *model[index][:2])
@@ -188,7 +188,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.queues)
     @rule(handle=st.integers(0, 1), number=st.integers(1, 60))
     def read_by_key(self, handle, number):
-        query = Query(key=f"x{number}", columns=("body", "commitOffset"))
+        query = Query(keys=frozenset({f"x{number}"}), columns=("body", "commitOffset"))
         found = [row["body"] for batch in self.logs[handle].scan(query) for row in batch.to_pylist()]
         expected = [
             body
