@@ -150,7 +150,7 @@ class Brokers:
         Raises:
             as `drained`.
         """
-        limit_ms = None if timeout is None else times.duration_ms(timeout, "timeout")
+        limit_ms = None if timeout is None else times.wait_ms(timeout, "timeout")
         self.set_read_only(name)
         clock = self._store.clock
         deadline = None if limit_ms is None else clock.elapsed_ns() + limit_ms * 1_000_000
