@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rmq_spark.client.delays import adopt_levels, set_delay_levels
 from rmq_spark.client.store import Store
 from rmq_spark.errors import (
     CorruptDataError,
@@ -27,11 +28,13 @@ from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.point_read import Places, PointReader
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
-from rmq_spark.rules import delay, service_lease, timer
+from rmq_spark.rules import service_lease, timer
 from rmq_spark.rules.service_lease import ServiceLeases
 from rmq_spark.rules.timer import Progress, TimerProgress
 from rmq_spark.services.parked_messages import WAITING_TOPICS, Levels, carried, delivered, due_times
 from rmq_spark.services.timer_index import Step, TimerIndex
+
+__all__ = ["BrokerTimers", "TimerService", "set_delay_levels"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -244,6 +247,7 @@ class TimerService:
     def timers(self, broker: str) -> BrokerTimers:
         """The deliverer of one log."""
         if broker not in self._timers:
+            adopt_levels(self._store, [broker])  # whoever set them may have died on the way
             self._timers[broker] = BrokerTimers(self._store.log(broker), self._holder)
         return self._timers[broker]
 
@@ -283,16 +287,3 @@ class TimerService:
     def pending(self) -> int:
         """How many messages wait, as far as this copy knows."""
         return sum(each.index.count for each in self._timers.values())
-
-
-def set_delay_levels(store: Store, levels: str) -> None:
-    """Give the delay levels of a store other delays, such as `1s 5s 10s`; messages that wait keep theirs.
-
-    Each broker keeps its own list: one that is added later has RocketMQ's 18 levels until this is called again.
-
-    Raises:
-        InvalidRequestError: not a list of numbers with s, m, h or d.
-    """
-    levels_ms = delay.parse_levels(levels)
-    for broker in store.brokers():
-        store.log(broker, TimerProgress).decide(timer.change_levels(levels_ms))
