@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +33,7 @@ from rmq_spark.rules import service_lease, timer
 from rmq_spark.rules.service_lease import ServiceLeases
 from rmq_spark.rules.timer import Progress, TimerProgress
 from rmq_spark.services.parked_messages import WAITING_TOPICS, Levels, carried, delivered, due_times
+from rmq_spark.services.parts import BROKERS, Parts
 from rmq_spark.services.timer_index import Step, TimerIndex
 
 __all__ = ["BrokerTimers", "TimerService", "set_delay_levels"]
@@ -240,6 +242,8 @@ class TimerService:
         self._store = store
         self._brokers = brokers
         self._holder = store.clock.token()
+        self.parts = Parts(self.name, store.clock)
+        self._known: tuple[str, ...] = ()
         self._timers: dict[str, BrokerTimers] = {}
         self._looked_ns: int | None = None
         """When the store was last asked which brokers it has."""
@@ -255,21 +259,20 @@ class TimerService:
         now_ns = self._store.clock.elapsed_ns()
         if self._looked_ns is None or now_ns - self._looked_ns >= LOOK_SECONDS * 1e9:
             # A busy log wakes it a hundred times a second; brokers come once in a while.
-            for broker in self._brokers or self._store.brokers():
-                self.timers(broker)
+            self._known = self._brokers or tuple(self._store.brokers())
             self._looked_ns = now_ns
-        for timers in list(self._timers.values()):
-            timers.run_once()
-        due = [at for each in self._timers.values() if (at := each.next_due_ms()) is not None]
+        self.parts.each(BROKERS, {name: partial(self._run_broker, name) for name in self._known}, or_raise=True)
+        due = [at for each in self._working() if (at := each.next_due_ms()) is not None]
         if not due:
             return LOOK_SECONDS
         return min(LOOK_SECONDS, max(0.001, (min(due) - self._store.clock.now_ms()) / 1000))
 
     def wait(self, seconds: float) -> None:
         pace = min(PACE_SECONDS, seconds)
-        if self._timers and seconds > pace:
+        working = self._working()
+        if working and seconds > pace:
             # With several logs the first one may wake it; the others are looked at often enough.
-            timers = next(iter(self._timers.values()))
+            timers = working[0]
             limit = seconds if len(self._timers) == 1 else min(seconds, SEVERAL_LOGS_SECONDS)
             timers.log.wait(timers.index.frontier, limit - pace)
         self._store.clock.sleep(pace)
@@ -282,6 +285,12 @@ class TimerService:
         now = self._store.clock.now_ms()
         due = [at for each in self._timers.values() if (at := each.next_due_ms()) is not None]
         return max(0, now - min(due)) if due else 0
+
+    def _run_broker(self, broker: str) -> None:
+        self.timers(broker).run_once()
+
+    def _working(self) -> list[BrokerTimers]:
+        return [each for name, each in self._timers.items() if self.parts.works(BROKERS, name)]
 
     @property
     def pending(self) -> int:
