@@ -206,7 +206,10 @@ class SimpleConsumer(ConsumerLife):
 
     def close(self) -> None:
         """End this consumer. What it holds comes back when its time is over; a receive that waits raises soon."""
+        if self._ended.is_set() or self._is_forked:
+            return
         self._ended.set()
+        self._receiver.leave()
         self._close_traces()
 
 
