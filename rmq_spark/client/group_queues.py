@@ -15,7 +15,7 @@ from rmq_spark.client.consumer_settings import ConsumerSettings
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription
 from rmq_spark.client.time_search import QueueTimes
-from rmq_spark.errors import DataExpiredError, OutcomeUnknownError, RmqError
+from rmq_spark.errors import ClosedError, DataExpiredError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import AppendResult, CommitLog, Decided
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.queue_reader import ALL, QueueRead, read_queue
@@ -189,12 +189,29 @@ class GroupQueues:
         if self._retries:
             # Each broker keeps what failed there: one queue, as RocketMQ's `retryQueueNums`.
             brokers = {broker for queues in by_topic.values() for broker in queues}
+            if brokers:
+                brokers |= self._brokers_with_retries(brokers)
             by_topic[system_topics.retry_topic(self._group)] = dict.fromkeys(sorted(brokers), 1)
         mine: set[MessageQueue] = set()
         for topic, numbers in by_topic.items():
             queues = [MessageQueue(topic, broker, queue) for broker in numbers for queue in range(numbers[broker])]
             mine.update(queues if alone else self._strategy(self._member, queues, live))
         return Share(frozenset(mine), end)
+
+    def _brokers_with_retries(self, known: Collection[str]) -> set[str]:
+        """Brokers other than `known` that have messages of the retry topic: of topics that were subscribed before."""
+        topic = system_topics.retry_topic(self._group)
+        found: set[str] = set()
+        for broker in set(self._store.brokers()) - set(known):
+            try:
+                if self.log(broker).look(lambda view: bool(list(view.state.queues.of_topic(topic)))):
+                    found.add(broker)
+            except ClosedError:
+                raise
+            except RmqError as error:
+                told = "retries on a broker without subscribed topics cannot be looked for (group=%r, broker=%r): %s"
+                _log.warning(told, self._group, broker, error)
+        return found
 
     # ------------------------------------------------------------ leases
 
