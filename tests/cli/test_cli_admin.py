@@ -17,7 +17,6 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.stored_message import StoredMessage
 from rmq_spark.rules import retry
 
-
 GIVE_UP_SECONDS = 60.0
 """A command that tails ends far earlier, unless it never gets what it waits for."""
 
