@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,21 @@ from rmq_spark.cli import app, mqadmin
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.stored_message import StoredMessage
 from rmq_spark.rules import retry
+
+GIVE_UP_SECONDS = 60.0
+"""A command that tails ends far earlier, unless it never gets what it waits for."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Interrupt the block, as Ctrl-C does, when it takes longer: a command that tails would run for ever."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def give_up(path: Path, *bodies: str) -> None:
@@ -60,7 +78,8 @@ class TestConsume:
 
     def test_a_tail_delivers_what_is_due_as_any_client_does(self, run: Run, store: Path) -> None:
         run("send", "t", "--body", "later", "--delay", "100ms")
-        ran = run("consume", "t", "--group", "g", "--tail", "--from", "earliest", "--limit", "1", "--json")
+        with deadline(GIVE_UP_SECONDS):
+            ran = run("consume", "t", "--group", "g", "--tail", "--from", "earliest", "--limit", "1", "--json")
         assert [line["body"] for line in ran.jsons] == ["later"]
 
     def test_a_tail_ends_by_an_interrupt_and_keeps_what_it_printed(
