@@ -185,6 +185,21 @@ class TestGroup:
         assert run("group", "members", "g").out.startswith("g has 0 live consumers")
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("stats", "--once", "--interval"),
+        ("serve", "--check", "--max-behind"),
+        ("broker", "drain", "broker-0", "--timeout"),
+        ("tables", "build", "--wait"),
+    ],
+)
+def test_nan_is_no_number_of_seconds(run: Run, store: Path, args: tuple[str, ...]) -> None:
+    ran = run(*args, "nan")
+    assert ran.code == 2
+    assert f"invalid value for '{args[-1]}': nan is not a number" in ran.err
+
+
 class TestStats:
     def test_rates_and_lag_of_topics_and_groups(self, run: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run("send", "t", stdin="a\nb\nc\n")
