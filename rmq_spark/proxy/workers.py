@@ -9,10 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
-PAUSE_SECONDS: Final = 0.005
-"""A batch waits for callers that are likely to come while at least one comes in each such time."""
-LINGER_SECONDS_MAX: Final = 0.05
-"""So long it waits at most."""
+LINGER_SECONDS: Final = 0.003
+"""So long a batch waits for callers that are likely to come."""
 
 Arguments = ParamSpec("Arguments")
 Item = TypeVar("Item")
@@ -45,9 +43,8 @@ class Workers:
 class Batches(Generic[Item, Result]):
     """Hands items over together: what comes while a batch is under way makes the next one.
 
-    Whoever was answered by the last batch is likely to call again: the next one waits for as many callers as were there
-    lately, while they keep coming, for a batch costs nearly the same whatever its size. A single caller never waits.
-    Used from one event loop. Items keep their order.
+    Whoever was answered by the last batch is likely to call again: the next one waits for as many, but not for long. A
+    single caller never waits. Used from one event loop. Items keep their order.
 
     Args:
         workers: where batches run.
@@ -68,12 +65,8 @@ class Batches(Generic[Item, Result]):
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
         self._is_running = False
         self._expected = 1
-        """Items that the next batch waits for: the most that were there at once since a batch waited in vain."""
+        """Items that the next batch waits for: half of those of the last one."""
         self._timer: asyncio.TimerHandle | None = None
-        self._seen = 0
-        """Items when the timer was set."""
-        self._latest = 0.0
-        """When the batch that waits starts at the latest."""
 
     def put(self, item: Item) -> asyncio.Future[Result]:
         """The result of `item`, to be awaited."""
@@ -89,32 +82,21 @@ class Batches(Generic[Item, Result]):
         return future
 
     def _start_or_wait(self) -> None:
-        self._seen = 0
-        self._latest = asyncio.get_running_loop().time() + LINGER_SECONDS_MAX
-        self._look()
-
-    def _look(self) -> None:
-        """Start if all who are likely to come have, or none comes any more."""
-        loop = asyncio.get_running_loop()
-        count = len(self._waiting)
-        if count == self._seen:
-            self._expected = count
-        if count >= self._expected or loop.time() > self._latest:
+        if len(self._waiting) >= self._expected:
             self._start()
         else:
-            self._seen = count
-            self._timer = loop.call_later(PAUSE_SECONDS, self._look)
+            self._timer = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._start)
 
     def _start(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         batch, self._waiting = self._waiting[: self._batch_max], self._waiting[self._batch_max :]
+        self._expected = max(1, len(batch) // 2)
         running = self._workers.run(self._run, [item for item, _ in batch])
         running.add_done_callback(partial(self._finish, batch))
 
     def _finish(self, batch: Sequence[tuple[Item, asyncio.Future[Result]]], running: asyncio.Future[Any]) -> None:
-        self._expected = min(max(self._expected, len(batch) + len(self._waiting)), self._batch_max)
         error = running.exception()
         results: Sequence[Any] = [error] * len(batch) if error is not None else running.result()
         for (_, future), result in zip(batch, results, strict=True):

@@ -127,34 +127,3 @@ def test_what_comes_while_a_batch_is_under_way_makes_the_next_one() -> None:
 
     asyncio.run(work())
     assert [list(each) for each in batches] == [[1, 2], [3, 4, 5]]
-
-
-def test_a_batch_waits_for_the_callers_of_the_last_one_while_they_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: list[list[int]] = []
-
-    def run(items: Sequence[int]) -> list[int | BaseException]:
-        batches.append(list(items))
-        return list(items)
-
-    async def work() -> None:
-        workers = Workers(2)
-        try:
-            batcher: Batches[int, int] = Batches(workers, run)
-            monkeypatch.setattr("rmq_spark.proxy.workers.PAUSE_SECONDS", SOON)
-            await asyncio.gather(*(batcher.put(item) for item in (1, 2, 3)))
-            again = [batcher.put(item) for item in (4, 5)]
-            await asyncio.sleep(0.01)
-            assert len(batches) == 1  # the third is likely to come
-            assert await batcher.put(6) == 6
-            await asyncio.gather(*again)
-            # Two do not come any more: they are waited for once.
-            monkeypatch.setattr("rmq_spark.proxy.workers.PAUSE_SECONDS", 0.001)
-            await batcher.put(7)
-            monkeypatch.setattr("rmq_spark.proxy.workers.PAUSE_SECONDS", SOON)
-            async with asyncio.timeout(SOON / 2):
-                await batcher.put(8)
-        finally:
-            workers.close()
-
-    asyncio.run(work())
-    assert batches == [[1, 2, 3], [4, 5, 6], [7], [8]]
