@@ -10,6 +10,10 @@ proxy took meanwhile. `apache`: one producer that waits for each answer, one wit
 consumer that acknowledges each message by itself; in brackets RocketMQ 5.5's proxy, measured once on a quieter machine.
 `floor`: the calls of `raw` to a gRPC server that stores nothing: what gRPC for Python takes by itself. RocketMQ answers
 before the disk has a message (its default); this proxy answers after.
+
+`RMQ_BENCH_DIR` is where stores are made. On ext4 without a journal (`ls /proc/fs/jbd2` shows nothing) name a directory
+that was just made below `/`: next to files that were deleted within the last minutes, creating one takes 1 ms of a core
+instead of 0.02 ms.
 """
 
 import asyncio
@@ -71,6 +75,14 @@ while time.perf_counter() - began < seconds:
 in_flight = sent / (time.perf_counter() - began)
 consumer = SimpleConsumer(configuration, "jobs", {"orders": FilterExpression()}, await_duration=5)
 consumer.startup()
+for attempt in range(20):
+    try:
+        first = consumer.receive(32, 60)
+        break
+    except Exception:  # RocketMQ's proxy fails (50001) a receive that comes before it has read the consumer's settings
+        time.sleep(0.5)
+for each in first:
+    consumer.ack(each)
 got, began = 0, time.perf_counter()
 while time.perf_counter() - began < seconds:
     for each in consumer.receive(32, 60):
@@ -155,9 +167,10 @@ async def load(address, seconds):
             while time.perf_counter() < end:
                 mine.messages[0].system_properties.message_id = f"{number}-{i}"
                 answer = await send(mine, metadata=metadata)
-                assert answer.status.code == 20000, answer
                 i += 1
-                done += 1
+                if answer.status.code != 42900:  # RocketMQ's broker, while it is cold: "broker busy"
+                    assert answer.status.code == 20000, answer
+                    done += 1
 
         began = time.perf_counter()
         end = began + seconds

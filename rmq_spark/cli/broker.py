@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmq_spark.cli import exits
-from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common, yes_or_no
+from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, a_number, common, yes_or_no
 from rmq_spark.cli.output import Table, complain, table_of
 from rmq_spark.errors import InvalidRequestError
 
@@ -99,7 +99,8 @@ def drain(
     *,
     name: NameArgument,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="Wait no longer than this.")
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", min=0, callback=a_number, help="Wait no longer than this."),
     ] = None,
     status: Annotated[bool, typer.Option("--status", help="Only show how far it is; change nothing.")] = False,
     store: StoreOption = None,

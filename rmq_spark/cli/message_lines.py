@@ -16,9 +16,15 @@ from typing import Any, Final
 
 from rmq_spark.cli.options import checked_text
 from rmq_spark.errors import InvalidRequestError
+from rmq_spark.model import numbers
 from rmq_spark.model.message import Message
 
-FIELDS: Final = ("body", "bodyBase64", "tags", "keys", "properties", "shardingKey", "queueId", "topic")
+WAITS: Final = ("delay", "deliver_at", "delay_level")
+"""When a message is delivered, as `Message` names it; a line has one of them at most."""
+FIELDS: Final = (
+    *("body", "bodyBase64", "tags", "keys", "properties", "shardingKey", "queueId", "topic", "priority"),
+    *WAITS,
+)
 """What a JSON line may have; exactly one of the first two is needed."""
 
 
@@ -46,7 +52,7 @@ class Defaults:
     priority: int | None = None
     delay_level: int = 0
     delay_seconds: float | None = None
-    deliver_ms: int | None = None
+    deliver_at: str | int | None = None
 
     def message(self, body: bytes) -> Message:
         """A message with `body` and all the defaults.
@@ -65,7 +71,7 @@ class Defaults:
             priority=self.priority,
             delay_level=self.delay_level,
             delay=self.delay_seconds,
-            deliver_at=self.deliver_ms,
+            deliver_at=self.deliver_at,
         )
 
 
@@ -112,16 +118,46 @@ def _from_object(value: dict[str, Any], defaults: Defaults) -> Message:
     if topic is not None and topic != defaults.topic:
         raise InvalidRequestError("message is for another topic", topic=topic, expected=defaults.topic)
     tags, keys = _text(value, "tags"), _keys(value)
-    sharding_key, queue_id = _text(value, "shardingKey"), _queue(value)
+    sharding_key, queue_id, priority = _text(value, "shardingKey"), _whole(value, "queueId"), _whole(value, "priority")
     body = _body(value)
     return replace(
-        defaults,
+        _with_wait(value, defaults),
         tags=defaults.tags if tags is None else tags,
         keys=keys or defaults.keys,
         properties={**defaults.properties, **_properties(value)},
         sharding_key=defaults.sharding_key if sharding_key is None else sharding_key,
         queue_id=defaults.queue_id if queue_id is None else queue_id,
+        priority=defaults.priority if priority is None else priority,
     ).message(body)
+
+
+def _with_wait(value: dict[str, Any], defaults: Defaults) -> Defaults:
+    """The defaults, with the line's own time of delivery if it names one."""
+    given = [name for name in WAITS if value.get(name) is not None]
+    if not given:
+        return defaults
+    if len(given) > 1:
+        raise InvalidRequestError("give one of delay, deliver_at and delay_level", given=given)
+    return replace(
+        defaults,
+        delay_seconds=_seconds(value, "delay"),
+        deliver_at=_time(value, "deliver_at"),
+        delay_level=numbers.check_whole("delay_level", _whole(value, "delay_level") or 0, 0),
+    )
+
+
+def _seconds(value: dict[str, Any], name: str) -> float | None:
+    found = value.get(name)
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
+        raise InvalidRequestError("field must be a number of seconds", field=name)
+    return found
+
+
+def _time(value: dict[str, Any], name: str) -> str | int | None:
+    found = value.get(name)
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int | str)):
+        raise InvalidRequestError("field must be ISO 8601 or milliseconds since 1970", field=name)
+    return found
 
 
 def _body(value: dict[str, Any]) -> bytes:
@@ -161,8 +197,8 @@ def _properties(value: dict[str, Any]) -> dict[str, str]:
     return {checked_text(name, "property"): checked_text(text, "property") for name, text in found.items()}
 
 
-def _queue(value: dict[str, Any]) -> int | None:
-    found = value.get("queueId")
+def _whole(value: dict[str, Any], name: str) -> int | None:
+    found = value.get(name)
     if found is not None and (isinstance(found, bool) or not isinstance(found, int)):
-        raise InvalidRequestError("field must be a whole number", field="queueId")
+        raise InvalidRequestError("field must be a whole number", field=name)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -98,6 +99,17 @@ def common(ctx: typer.Context, store: str | None, json: bool, conf: Path | None)
 def yes_or_no(value: bool) -> str:
     """As tables show it."""
     return "yes" if value else "no"
+
+
+def a_number(value: float | None) -> float | None:
+    """Callback of options with bounds: NaN is within any.
+
+    Raises:
+        typer.BadParameter: it is NaN.
+    """
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is not a number")
+    return value
 
 
 def checked_text(value: str, what: str) -> str:

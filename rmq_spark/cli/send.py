@@ -123,7 +123,8 @@ def send(
     """Send one message (--body), lines of standard input, or made-up load (--count).
 
     A line is a body, or a JSON object with "body" (or "bodyBase64") and, if wanted, "tags", "keys", "properties",
-    "shardingKey" and "queueId". Each --batch of messages is one commit, sent when it is full.
+    "shardingKey", "queueId", "priority" and one of "delay" (seconds), "deliver_at" and "delay_level". Each --batch of
+    messages is one commit, sent when it is full.
     """
     given = common(ctx, store, json, conf)
     _check_kind(body, count, size)
@@ -139,7 +140,7 @@ def send(
         priority=priority,
         delay_level=delay_level or 0,
         delay_seconds=None if delay is None else parse_duration(delay, "--delay") / 1000,
-        deliver_ms=None if deliver_at is None else parse_instant(deliver_at, "--deliver-at", round_up=True),
+        deliver_at=None if deliver_at is None else parse_instant(deliver_at, "--deliver-at", round_up=True),
     )
     started = time.monotonic()
     with given.open(read_only=False, flush=flush) as opened, given.out.progress("sending", "messages") as advance:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from rmq_spark.cli import exits
-from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
+from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, a_number, common
 from rmq_spark.cli.output import Output, Table, complain
 from rmq_spark.cli.serve_log import LogFormat, ServeLog
 from rmq_spark.errors import InvalidRequestError
@@ -49,7 +49,10 @@ def serve(
         bool, typer.Option("--check", help="Run nothing: show how far each service is behind; fail if one is too far.")
     ] = False,
     max_behind: Annotated[
-        float, typer.Option("--max-behind", metavar="SECONDS", min=0, help="With --check: how far is too far.")
+        float,
+        typer.Option(
+            "--max-behind", metavar="SECONDS", min=0, callback=a_number, help="With --check: how far is too far."
+        ),
     ] = 60.0,
     store: StoreOption = None,
     json: JsonOption = False,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, common
+from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, a_number, common
 from rmq_spark.cli.output import Output, Table, duration, finish, table_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ def stats(
     *,
     once: Annotated[bool, typer.Option("--once", help="Measure one interval and end.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="How long to measure.")
+        float,
+        typer.Option(
+            "--interval", metavar="SECONDS", min=0.1, max=3600, callback=a_number, help="How long to measure."
+        ),
     ] = 2.0,
     store: StoreOption = None,
     json: JsonOption = False,

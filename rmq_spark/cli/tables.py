@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmq_spark.cli.options import BrokersOption, ConfOption, JsonOption, StoreOption, common
+from rmq_spark.cli.options import BrokersOption, ConfOption, JsonOption, StoreOption, a_number, common
 from rmq_spark.cli.output import Table, table_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ def build(
     *,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Empty the tables first and fill them anew.")] = False,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for another engine to finish.")
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, callback=a_number, help="Wait so long for another engine to finish."
+        ),
     ] = 0.0,
     table: TablesOption = None,
     broker: BrokersOption = None,
@@ -93,7 +96,10 @@ def drop(
     ctx: typer.Context,
     *,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for another engine to finish.")
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, callback=a_number, help="Wait so long for another engine to finish."
+        ),
     ] = 0.0,
     table: TablesOption = None,
     store: StoreOption = None,

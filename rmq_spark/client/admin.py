@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from rmq_spark.client.brokers import Brokers
 from rmq_spark.client.dead_letters import DeadLetterBox
+from rmq_spark.client.delays import adopt_levels
 from rmq_spark.client.group_settings import GroupSettings, group_settings
 from rmq_spark.client.offsets import GroupOffsets
 from rmq_spark.client.store import DEFAULT_BROKER, DEFAULT_QUEUES, Store, Topic
@@ -153,6 +154,7 @@ class Admin:
             backlog_max=backlog_max,
             brokers=tuple(brokers),
         )
+        adopt_levels(self._store, brokers)
         topic, created = self._store.nameserver.decide(topic_decisions.create(name, wanted, queues)).answer
         if not created:
             raise ExistsError("there is a topic already; update it instead", topic=name, queues=dict(topic.queues))
@@ -197,6 +199,7 @@ class Admin:
             backlog_max=backlog_max,
             brokers=tuple(brokers),
         )
+        adopt_levels(self._store, brokers)
         undrained = self._undrained(name) if wanted.read_queues is not None else {}
         return self._store.nameserver.decide(topic_decisions.update(name, wanted, undrained)).answer
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from rmq_spark.client.delays import adopt_levels
 from rmq_spark.client.routes import ROUTE_SECONDS
 from rmq_spark.client.store import Store
 from rmq_spark.client.stored_rows import stored_messages
@@ -106,7 +107,9 @@ class Brokers:
         Raises:
             InvalidRequestError: an illegal name.
         """
-        self._store.nameserver.decide(cluster.put_broker(names.check_broker(name)))
+        names.check_broker(name)
+        adopt_levels(self._store, [name])
+        self._store.nameserver.decide(cluster.put_broker(name))
 
     def set_read_only(self, name: str, read_only: bool = True) -> None:
         """Let producers leave a broker alone, or use it again; consumers go on. Producers follow within 30 s.
@@ -150,7 +153,7 @@ class Brokers:
         Raises:
             as `drained`.
         """
-        limit_ms = None if timeout is None else times.duration_ms(timeout, "timeout")
+        limit_ms = None if timeout is None else times.wait_ms(timeout, "timeout")
         self.set_read_only(name)
         clock = self._store.clock
         deadline = None if limit_ms is None else clock.elapsed_ns() + limit_ms * 1_000_000

@@ -15,7 +15,7 @@ from rmq_spark.client.consumer_settings import ConsumerSettings
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription
 from rmq_spark.client.time_search import QueueTimes
-from rmq_spark.errors import DataExpiredError, OutcomeUnknownError
+from rmq_spark.errors import ClosedError, DataExpiredError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import AppendResult, CommitLog, Decided
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.queue_reader import ALL, QueueRead, read_queue
@@ -23,6 +23,7 @@ from rmq_spark.log.request import Rule
 from rmq_spark.log.view import LogView
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.rules import members, queue_lease, system_topics
+from rmq_spark.rules import offsets as offset_rules
 from rmq_spark.rules.assignment import Strategy
 from rmq_spark.rules.group_config import settings_of
 from rmq_spark.rules.members import GroupMembers
@@ -93,10 +94,14 @@ class GroupQueues:
         self._times = QueueTimes(store)
         self._differing: tuple[str, ...] = ()
         self._dead_letters: set[str] = set()
+        self._logs: dict[str, CommitLog] = {}
 
     def log(self, broker: str) -> CommitLog:
         """A broker's log with what is needed here."""
-        return self._store.log(broker, ConsumerOffsets, QueueLeases)
+        log = self._logs.get(broker)
+        if log is None:
+            log = self._logs[broker] = self._store.log(broker, ConsumerOffsets, QueueLeases)
+        return log
 
     def read(
         self, queue: MessageQueue, offset: int, subscribed: Subscription | None, *, rows_max: int, place: int
@@ -158,6 +163,11 @@ class GroupQueues:
     def leave(self) -> None:
         """Say that the consumer has ended: the others share its queues at once."""
         decide(self._store.nameserver, members.leave(self._group, self._member))
+        self.end_commits()
+
+    def end_commits(self) -> None:
+        """Say that the consumer commits no more: its group is not active because of it. A failure is only logged."""
+        end_commits(self._group, self._member, self._logs.values())
 
     def share(self, topics: Iterable[str], *, alone: bool = False) -> Share:
         """This consumer's queues of some topics and of the retry topic; with `alone` all of them."""
@@ -179,12 +189,29 @@ class GroupQueues:
         if self._retries:
             # Each broker keeps what failed there: one queue, as RocketMQ's `retryQueueNums`.
             brokers = {broker for queues in by_topic.values() for broker in queues}
+            if brokers:
+                brokers |= self._brokers_with_retries(brokers)
             by_topic[system_topics.retry_topic(self._group)] = dict.fromkeys(sorted(brokers), 1)
         mine: set[MessageQueue] = set()
         for topic, numbers in by_topic.items():
             queues = [MessageQueue(topic, broker, queue) for broker in numbers for queue in range(numbers[broker])]
             mine.update(queues if alone else self._strategy(self._member, queues, live))
         return Share(frozenset(mine), end)
+
+    def _brokers_with_retries(self, known: Collection[str]) -> set[str]:
+        """Brokers other than `known` that have messages of the retry topic: of topics that were subscribed before."""
+        topic = system_topics.retry_topic(self._group)
+        found: set[str] = set()
+        for broker in set(self._store.brokers()) - set(known):
+            try:
+                if self.log(broker).look(lambda view: bool(list(view.state.queues.of_topic(topic)))):
+                    found.add(broker)
+            except ClosedError:
+                raise
+            except RmqError as error:
+                told = "retries on a broker without subscribed topics cannot be looked for (group=%r, broker=%r): %s"
+                _log.warning(told, self._group, broker, error)
+        return found
 
     # ------------------------------------------------------------ leases
 
@@ -345,6 +372,19 @@ def decide_surely(log: CommitLog, rule: Rule[Answer]) -> Decided[Answer]:
         except OutcomeUnknownError:
             continue  # the same rule again lands once, and gives the same answer
     return log.decide(rule)
+
+
+def end_commits(group: str, member: str, logs: Iterable[CommitLog]) -> None:
+    """Note in brokers' logs that a consumer has ended, where it was the last of its group to commit.
+
+    A failure is only logged: the group seems active for two minutes then.
+    """
+    for log in list(logs):
+        try:
+            log.refresh()
+            decide(log, offset_rules.leave(group, member))
+        except RmqError as error:
+            _log.warning("that a consumer has ended could not be written (group=%r): %s", group, error)
 
 
 def warn_lost(group: str, queue: MessageQueue) -> None:

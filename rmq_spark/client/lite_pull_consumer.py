@@ -22,7 +22,7 @@ from rmq_spark.client.stored_rows import plain_rows, received_messages
 from rmq_spark.client.subscription import subscription
 from rmq_spark.errors import ClosedError, InvalidRequestError, NotFoundError, RmqError
 from rmq_spark.log import schema
-from rmq_spark.model import times
+from rmq_spark.model import numbers, times
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules.assignment import Strategy, own_room, strategy_of
@@ -204,12 +204,12 @@ class LitePullConsumer(ConsumerLife):
         """Return the next messages, in order per queue; an empty list when none came within `timeout`.
 
         Raises:
-            InvalidRequestError: nothing is subscribed or assigned, or a number below 1.
+            InvalidRequestError: nothing is subscribed or assigned, a number below 1, or no duration from 0 on.
             ClosedError: the consumer was closed, or made before a fork.
             RmqError: the log could not be read or written; poll again.
         """
         found: list[ReceivedMessage] = []
-        _check_number("max_messages", max_messages)
+        numbers.check_whole("max_messages", max_messages, 1)
         for queue, rows in self._poll(timeout, max_messages):
             found += received_messages(rows, queue.topic)
         polled(self._observers(), self._clock, self._group, found)
@@ -221,7 +221,7 @@ class LitePullConsumer(ConsumerLife):
         Raises:
             as `poll`.
         """
-        _check_number("max_rows", max_rows)
+        numbers.check_whole("max_rows", max_rows, 1)
         reads = self._poll(timeout, max_rows)
         if observers := self._observers():
             for queue, rows in reads:
@@ -229,7 +229,7 @@ class LitePullConsumer(ConsumerLife):
         return pa.Table.from_batches([plain_rows(rows) for _, rows in reads], schema=schema.MESSAGE)
 
     def _poll(self, timeout: timedelta | float, rows_max: int) -> list[tuple[MessageQueue, pa.RecordBatch]]:
-        deadline = self._clock.elapsed_ns() + max(0, times.duration_ms(timeout, "timeout")) * 1_000_000
+        deadline = self._clock.elapsed_ns() + times.wait_ms(timeout, "timeout") * 1_000_000
         with self._lock:
             self._check_open()
             if not self._queues.subscriptions and not self._queues.assigned:
@@ -317,11 +317,6 @@ def _message_queues(queues: Iterable[QueueArgument]) -> list[MessageQueue]:
     if isinstance(given, str | MessageQueue) or not isinstance(given, Iterable):
         raise InvalidRequestError("give a list of queues, each as (topic, broker, queue id)", queues=queues)
     return [_message_queue(queue) for queue in queues]
-
-
-def _check_number(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidRequestError(f"{name} is a number from 1 on", **{name: value})
 
 
 def _keep_up(queues: PullQueues, closed: threading.Event, group: str) -> None:

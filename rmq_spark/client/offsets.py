@@ -21,6 +21,7 @@ from rmq_spark.log.time_search import Queue
 from rmq_spark.log.view import LogView
 from rmq_spark.model import names
 from rmq_spark.rules import pop_decisions, system_topics
+from rmq_spark.rules.members import GroupMembers
 from rmq_spark.rules.offsets import MAX_OFFSET, ConsumerOffsets, LastCommit, offset_records
 from rmq_spark.rules.topics import GroupConfigs
 
@@ -79,7 +80,7 @@ class Activity:
     """What is known of a group's consumers."""
 
     active: bool
-    """Whether one committed less than `HEARTBEAT_EXPIRY_MS` ago."""
+    """Whether one is a live member, or committed less than `HEARTBEAT_EXPIRY_MS` ago and has not ended since."""
     member: str | None
     """Which one committed last; None when it gave no name."""
     member_ms: int | None
@@ -144,7 +145,7 @@ class GroupOffsets:
 
     def activity(self, group: str) -> Activity:
         """Whether the group's consumers are at work, as far as their commits tell."""
-        return self._judge(self._read(group))
+        return self._judge(group, self._read(group))
 
     def lag(self, group: str) -> list[QueueLag]:
         """How far the group is behind on every queue of the topics where it has committed, and of its retry topics.
@@ -297,23 +298,29 @@ class GroupOffsets:
     def _has_settings(self, group: str) -> bool:
         return self._store.nameserver.look(lambda view: group in view.state.fold(GroupConfigs).configs)
 
-    def _judge(self, parts: Mapping[str, _Part]) -> Activity:
+    def _judge(self, group: str, parts: Mapping[str, _Part]) -> Activity:
         lasts = [part.last for part in parts.values() if part.last is not None]
         seen = max(lasts, key=lambda last: last.member_ms or -1, default=None)
         return Activity(
-            active=self._is_active(seen),
+            active=any(map(self._is_active, lasts)) or self._has_members(group),
             member=seen.member if seen else None,
             member_ms=seen.member_ms if seen else None,
             updated_ms=max((last.at_ms for last in lasts), default=None),
         )
 
     def _is_active(self, last: LastCommit | None) -> bool:
-        if last is None or last.member_ms is None:
+        if last is None or last.member_ms is None or last.ended:
             return False
         return self._store.clock.now_ms() - last.member_ms < HEARTBEAT_EXPIRY_MS
 
+    def _has_members(self, group: str) -> bool:
+        now_ms = self._store.clock.now_ms()
+        return self._store.nameserver.look(
+            lambda view: bool(view.state.fold(GroupMembers).live(group, max(now_ms, view.state.store_ms)))
+        )
+
     def _refuse_active(self, group: str, parts: Mapping[str, _Part], force: bool) -> None:
-        known = self._judge(parts)
+        known = self._judge(group, parts)
         if known.active and not force:
             raise PreconditionFailedError(_ACTIVE, group=group, member=known.member, committed_ms=known.member_ms)
 
@@ -464,7 +471,7 @@ class GroupOffsets:
         return self._store.log(broker, ConsumerOffsets)
 
 
-_ACTIVE: Final = "the group's consumers are active; stop them and wait two minutes, or force it"
+_ACTIVE: Final = "the group's consumers are active; close them (one that died counts for two minutes), or force it"
 
 
 def _all_offsets(parts: Mapping[str, _Part]) -> dict[QueueKey, int]:

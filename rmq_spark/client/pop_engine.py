@@ -300,6 +300,7 @@ class PopEngine(ListenerEngine[list[_Held]]):
             if waiting:
                 self._receiver.change_invisible(waiting, HAND_BACK_MS)
             self._groups.leave()
+            self._receiver.leave()
 
     def _take_unsettled(self) -> Iterable[_Unsettled]:
         with self._lock:

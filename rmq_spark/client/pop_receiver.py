@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rmq_spark.client.group_queues import end_commits
 from rmq_spark.client.group_settings import GroupSettings, group_settings
 from rmq_spark.client.pop_broker import PopBroker, Source, Taken
 from rmq_spark.client.pop_sources import QueueSources, queues_in_turn, rotated
@@ -107,6 +108,12 @@ class PopReceiver:
                     self._store, self._group, name, consumer=self._consumer, consume_from=self._consume_from
                 )
             return known
+
+    def leave(self) -> None:
+        """Say that the consumer receives no more: its group is not active because of it. A failure is only logged."""
+        with self._lock:
+            logs = [each.log for each in self._brokers.values()]
+        end_commits(self._group, self._consumer, logs)
 
     # ------------------------------------------------------------ receiving
 

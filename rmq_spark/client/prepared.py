@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,14 +31,29 @@ class Prepared:
     """Set once they landed; a send may be interrupted after that, too."""
 
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Refuse what is not a list of messages: later steps would fail without saying what was wrong.
+def batch_of(messages: Iterable[Message]) -> Sequence[Message]:
+    """The messages that are sent together, as a sequence.
 
     Raises:
-        InvalidRequestError: it is a single message, or has something else among them.
+        InvalidRequestError: it is a single message, has none, or something else among them.
     """
     if isinstance(messages, Message):
         raise InvalidRequestError("a batch is a list of messages; use send for a single one")
+    if not isinstance(messages, Iterable):
+        raise InvalidRequestError("a batch is a list of messages", type=type(messages).__name__)
+    batch = messages if isinstance(messages, tuple | list) else tuple(messages)
+    if not batch:
+        raise InvalidRequestError("a batch needs at least one message")
+    check_messages(batch)
+    return batch
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Refuse what is no message: later steps would fail without saying what was wrong.
+
+    Raises:
+        InvalidRequestError: there is something else among them.
+    """
     for message in messages:
         if not isinstance(message, Message):
             raise InvalidRequestError("only a Message can be sent; make one", type=type(message).__name__)

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -22,17 +22,17 @@ from rmq_spark.client.async_sender import AsyncSender
 from rmq_spark.client.check_answers import CheckAnswers, Checker
 from rmq_spark.client.delays import log_now, parked
 from rmq_spark.client.observer import Observer, send_with_hooks, tell_sent_rows, watched_sending
-from rmq_spark.client.prepared import Prepared, check_messages, message_row, send_results
+from rmq_spark.client.prepared import Prepared, batch_of, check_messages, message_row, send_results
 from rmq_spark.client.recall import recall
 from rmq_spark.client.routes import Routes
-from rmq_spark.client.send_result import SendHook, SendResult, SendStatus
+from rmq_spark.client.send_result import SendHook, SendResult, SendStatus, checked_hooks
 from rmq_spark.client.store import Store
 from rmq_spark.client.trace_writer import TraceWriter
 from rmq_spark.client.transaction import Transaction
 from rmq_spark.errors import ClosedError, InvalidRequestError, OutcomeUnknownError, RmqError
 from rmq_spark.log.commit_log import UNCLEAR_REMEMBERED, AppendResult
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.model import names, times
+from rmq_spark.model import names, numbers, times
 from rmq_spark.model.message import Message
 from rmq_spark.model.message_id import UniqueIds, own_address
 from rmq_spark.model.message_row import MessageRow
@@ -74,7 +74,7 @@ class Producer:
         trace: write a trace of every message to RMQ_SYS_TRACE_TOPIC, in the background; see `rmq trace`.
 
     Raises (on making):
-        InvalidRequestError: an illegal group name or time.
+        InvalidRequestError: an illegal group name, number or time.
     """
 
     def __init__(
@@ -96,15 +96,19 @@ class Producer:
         self._store = store
         self.group = names.check_group(group)
         self._auto_create = auto_create
+        if compress_over_bytes is not None:
+            numbers.check_whole("compress_over_bytes", compress_over_bytes, 0)
         self._compress_over = compress_over_bytes
+        if delays is not None and not isinstance(delays, delay.DelaySettings):
+            raise InvalidRequestError("delays takes DelaySettings", type=type(delays).__name__)
         self._delays = delays or delay.DelaySettings(delay_max_ms=store.settings.timer_max_delay_ms or None)
-        self._immunity_ms = times.duration_ms(check_immunity, "check_immunity")
-        self._timeout_ns = times.duration_ms(timeout, "timeout") * 1_000_000
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise InvalidRequestError("retries is a number from 0 on", retries=retries)
-        self._retries = retries
+        if checker is not None and not callable(checker):
+            raise InvalidRequestError("checker takes a function", type=type(checker).__name__)
+        self._immunity_ms = times.wait_ms(check_immunity, "check_immunity")
+        self._timeout_ns = times.wait_ms(timeout, "timeout") * 1_000_000
+        self._retries = numbers.check_whole("retries", retries, 0)
         self._latency = routing.BrokerLatency() if avoid_slow else None
-        self._hooks = tuple(hooks)
+        self._hooks = checked_hooks(hooks)
         self._traces = (TraceWriter(store),) if trace else ()
         self._watched = bool(self._hooks or self._traces)
         self._ids = UniqueIds(store.clock)
@@ -166,9 +170,11 @@ class Producer:
             PreconditionFailedError: the message is due, so it may have been delivered.
         """
         handle = sent.recall_handle if isinstance(sent, SendResult) else sent
+        if handle is not None and not isinstance(handle, str):
+            raise InvalidRequestError("recall takes what send returned, or its handle", type=type(sent).__name__)
         recall(self._store, handle, group=self.group, observers=self._observers())
 
-    def send_batch(self, messages: Sequence[Message]) -> list[SendResult]:
+    def send_batch(self, messages: Iterable[Message]) -> list[SendResult]:
         """Send messages of any topics as one atomic commit; all of them go to one broker.
 
         After `OutcomeUnknownError`, or an interrupt, sending the same `Message` objects again lands them once.
@@ -176,13 +182,11 @@ class Producer:
         Raises:
             as `send`.
         """
-        if not messages:
-            raise InvalidRequestError("a batch needs at least one message")
-        check_messages(messages)
+        batch = batch_of(messages)
         if not self._watched and not self._store.observers:
-            return self._send_batch(messages)
-        with watched_sending(self._observers(), self._store.clock, self.group, messages) as sending:
-            sending.results = results = send_with_hooks(self._hooks, messages, self._send_batch)
+            return self._send_batch(batch)
+        with watched_sending(self._observers(), self._store.clock, self.group, batch) as sending:
+            sending.results = results = send_with_hooks(self._hooks, batch, self._send_batch)
         return results
 
     def send_async(self, message: Message) -> Future[SendResult]:

@@ -348,6 +348,7 @@ class PullQueues:
     def leave(self) -> None:
         """Give every queue back, and leave the group."""
         if not self.subscriptions:
+            self._groups.end_commits()
             return
         with self._keeping:
             self._has_left = True  # a heartbeat after this would keep the queues from the others until it expires

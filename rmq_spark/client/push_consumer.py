@@ -27,7 +27,7 @@ from rmq_spark.client.push_engine import PushEngine
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription, subscription
 from rmq_spark.errors import InvalidRequestError, RmqError
-from rmq_spark.model import names, times
+from rmq_spark.model import names, numbers, times
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules import retry
 from rmq_spark.rules.assignment import Strategy, own_room, strategy_of
@@ -118,9 +118,8 @@ class PushConsumer(ConsumerLife):
         offsets_home: str | os.PathLike[str] = OFFSETS_HOME,
         trace: bool = False,
     ) -> None:
-        for name, number in (("threads", threads), ("batch_size", batch_size)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise InvalidRequestError(f"{name} is a number from 1 on", **{name: number})
+        numbers.check_whole("threads", threads, 1)
+        numbers.check_whole("batch_size", batch_size, 1)
         retry.check_times(max_reconsume_times)
         check_settings(settings)
         if pop and broadcasting:
@@ -429,13 +428,15 @@ class PushConsumer(ConsumerLife):
     # ------------------------------------------------------------ inner works
 
     def _local_offsets(self, instance: str, home: str | os.PathLike[str]) -> LocalOffsets:
+        if not isinstance(home, str | os.PathLike):
+            raise InvalidRequestError("offsets_home takes a directory", type=type(home).__name__)
         # The store's nonce: groups of the same name in two stores must not share offsets.
         place = Path(home).expanduser() / self._store.info["nonce"] / names.check_instance(instance)
         return LocalOffsets(place / f"{self._group.replace('|', '%7C')}.json")
 
 
 def _seconds(timeout: timedelta | float) -> float:
-    return max(0, times.duration_ms(timeout, "timeout")) / 1000
+    return min(max(0, times.duration_ms(timeout, "timeout")) / 1000, threading.TIMEOUT_MAX)
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from rmq_spark.client.consumer_settings import ConsumerSettings
+from rmq_spark.client.delays import settings_for
 from rmq_spark.client.group_queues import GroupQueues, warn_lost
 from rmq_spark.client.listener_engine import AGAIN_MS, Fetched, Listener, ListenerEngine
 from rmq_spark.client.local_offsets import LocalOffsets
@@ -20,6 +21,7 @@ from rmq_spark.errors import RmqError
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.view import LogView
 from rmq_spark.model.message_queue import MessageQueue
+from rmq_spark.model.message_row import MessageRow
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules import delay, retry, system_topics
 from rmq_spark.rules.queue_lease import Progress
@@ -83,6 +85,7 @@ class PushEngine(ListenerEngine[ProcessQueue]):
             steps=("heartbeat", "renew", "rebalance", "commit"),
             priority_of=priority_of if priority_topics else None,
         )
+        self._store = store
         self._group = group
         self._subscriptions = dict(subscriptions)
         self._listener = listener
@@ -355,16 +358,8 @@ class PushEngine(ListenerEngine[ProcessQueue]):
 
     def _send_back(self, held: ProcessQueue, messages: Sequence[ReceivedMessage], level: int = 0) -> bool:
         """Append copies for the retry or the dead-letter topic; returns whether the messages are settled by that."""
-        retry_topic = system_topics.retry_topic(self._group)
-        now = self._clock.now_ms()
-        rows = []
-        for message in messages:
-            if retry.is_given_up(message.reconsume_times, self._retry_max, level=level):
-                rows.append(retry.dead_letter_row(message, self._group))
-            else:
-                wait = retry.retry_delay(message.reconsume_times, now, self._retry_policy, level=level)
-                rows.append(delay.park(retry.retry_row(message, retry_topic), wait, now))
         try:
+            rows = [self._row_back(message, level) for message in messages]
             if any(system_topics.is_dlq(row.topic) for row in rows):
                 self._groups.ensure_dead_letters(held.queue.broker)
             if not self._groups.append(held.queue, held.epoch, MessageBatch.from_rows(rows)):
@@ -378,6 +373,14 @@ class PushEngine(ListenerEngine[ProcessQueue]):
             )
             return False
         return True
+
+    def _row_back(self, message: ReceivedMessage, level: int) -> MessageRow:
+        if retry.is_given_up(message.reconsume_times, self._retry_max, level=level):
+            return retry.dead_letter_row(message, self._group)
+        now = self._clock.now_ms()
+        wait = retry.retry_delay(message.reconsume_times, now, self._retry_policy, level=level)
+        row = retry.retry_row(message, system_topics.retry_topic(self._group))
+        return delay.park(row, wait, now, settings_for(self._store, wait.level))
 
     def _send_back_overdue(self, now: int) -> None:
         """Send back messages that listeners have had for too long; what those listeners say later does not count."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from rmq_spark.errors import InvalidRequestError
 from rmq_spark.model.message import Message
 
 
@@ -51,3 +52,16 @@ class SendHook(Protocol):
         self, messages: Sequence[Message], results: Sequence[SendResult] | None, error: BaseException | None
     ) -> None:
         """They were sent, or `error` tells why not."""
+
+
+def checked_hooks(hooks: Iterable[SendHook]) -> tuple[SendHook, ...]:
+    """The hooks of a producer.
+
+    Raises:
+        InvalidRequestError: they are no list, or one lacks `before` or `after`.
+    """
+    if isinstance(hooks, Iterable):
+        found = tuple(hooks)
+        if all(callable(getattr(hook, name, None)) for hook in found for name in ("before", "after")):
+            return found
+    raise InvalidRequestError("hooks takes a list of objects with before and after", value=hooks)

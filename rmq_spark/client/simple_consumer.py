@@ -15,7 +15,7 @@ from rmq_spark.client.pop_sources import rotated
 from rmq_spark.client.store import Store
 from rmq_spark.client.subscription import Subscription, subscription
 from rmq_spark.errors import InvalidRequestError, PreconditionFailedError
-from rmq_spark.model import times
+from rmq_spark.model import numbers, times
 from rmq_spark.model.stored_message import ReceivedMessage
 from rmq_spark.rules.pop_decisions import INVISIBLE_MS_MAX, RECEIVE_MAX, AckStatus
 
@@ -111,12 +111,9 @@ class SimpleConsumer(ConsumerLife):
             RmqError: as `CommitLog.decide`. After `OutcomeUnknownError` messages may be held that were not returned;
                 they come back when their time is over, those of a FIFO group with the next receive.
         """
-        if isinstance(max_messages, bool) or not 1 <= max_messages <= RECEIVE_MAX:
-            raise InvalidRequestError("max_messages is 1 to 32", max_messages=max_messages)
+        numbers.check_whole("max_messages", max_messages, 1, RECEIVE_MAX)
         invisible_ms = _invisible_ms(invisible_duration)
-        await_ms = times.duration_ms(await_duration, "await_duration")
-        if await_ms < 0:
-            raise InvalidRequestError("await_duration is 0 or more", await_duration=await_duration)
+        await_ms = times.wait_ms(await_duration, "await_duration")
         deadline = self._clock.elapsed_ns() + await_ms * 1_000_000
         while True:
             self._check_open()
@@ -172,7 +169,9 @@ class SimpleConsumer(ConsumerLife):
             RmqError: as `CommitLog.decide`; acknowledge them again.
         """
         self._check_open()
-        answers = self._receiver.ack([messages] if isinstance(messages, ReceivedMessage) else list(messages))
+        if not isinstance(messages, Iterable):  # a ReceivedMessage is none
+            messages = [messages]
+        answers = self._receiver.ack(list(messages))
         if observers := self._observers():
             done = [message for message, status in answers if status is AckStatus.OK]
             acknowledged(observers, self._clock, self._group, done)
@@ -207,7 +206,10 @@ class SimpleConsumer(ConsumerLife):
 
     def close(self) -> None:
         """End this consumer. What it holds comes back when its time is over; a receive that waits raises soon."""
+        if self._ended.is_set() or self._is_forked:
+            return
         self._ended.set()
+        self._receiver.leave()
         self._close_traces()
 
 
@@ -217,5 +219,5 @@ _NO_LONGER: Final = "receipts do not count any more; the messages come again, or
 def _invisible_ms(duration: Duration) -> int:
     invisible_ms = times.duration_ms(duration, "invisible_duration")
     if not 0 < invisible_ms <= INVISIBLE_MS_MAX:
-        raise InvalidRequestError("an invisible duration is over 0 and up to 12 hours", duration=duration)
+        raise InvalidRequestError("invisible_duration is over 0 and up to 12 hours", value=duration)
     return invisible_ms

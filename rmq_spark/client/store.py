@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from rmq_spark.client.delays import adopt_levels
 from rmq_spark.client.embedding import EmbeddedServices, ServiceMode, mode_of
 from rmq_spark.client.observer import Observer
 from rmq_spark.client.reading import Time, nearest, scan_topic
@@ -242,6 +243,7 @@ class Store:
         wanted = TopicChange(read_queues=queues, brokers=brokers, message_type=message_type)
         topic = self.find_topic(name)
         if topic is None:
+            adopt_levels(self, brokers)
             topic = self.nameserver.decide(topic_decisions.create(name, wanted, queues)).answer[0]
         if dict(topic.queues) != dict.fromkeys(brokers, queues):
             raise ExistsError("topic exists with other queues", topic=name, queues=dict(topic.queues))

@@ -100,7 +100,8 @@ def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
     Raises:
         CorruptDataError: a body is not what its flags say, or packed by a method that is not known here.
     """
-    bits = integers_of(rows.column("sysFlag").fill_null(0))
+    flags = rows.column("sysFlag")
+    bits = integers_of(flags.fill_null(0) if flags.null_count else flags)
     compressed = (bits & sys_flag.COMPRESSED) != 0
     if not compressed.any():
         return rows

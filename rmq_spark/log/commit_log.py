@@ -278,6 +278,12 @@ class CommitLog:
         with self._lock:
             return ask(self.refresh())
 
+    def peek(self, ask: Callable[[LogView], Answer]) -> Answer | None:
+        """As `look` without a refresh: what the log was when it was last looked at; None if that was not confirmed."""
+        with self._lock:
+            self._check_open()
+            return ask(self._view) if self._view.trusted else None
+
     @property
     def view(self) -> LogView:
         """The view as it was when last refreshed."""

@@ -3,6 +3,9 @@
 A read touches only the files that hold the messages: the tail index tells which commit does, and a search over the
 segments' run indexes where a backlog begins. Whoever reads on passes the log offset of its last message along, so the
 search is done once.
+
+A consumer that keeps up reads small commits, which are in memory since they were folded: those are decoded without a
+scan. All else is one.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rmq_spark.errors import DataExpiredError
+from rmq_spark.errors import DataExpiredError, NotFoundError
 from rmq_spark.log import scan, schema
 from rmq_spark.log.files import LogFiles, read_planned
 from rmq_spark.log.marks import SegmentRef
+from rmq_spark.log.small_commits import is_small, queue_rows
 
 if TYPE_CHECKING:
     from rmq_spark.log.commit_log import CommitLog
@@ -85,6 +89,10 @@ def read_queue(
     """
     names = tuple(columns or schema.MESSAGE.names)
     needed = tuple(dict.fromkeys((*names, "commitOffset")))
+    if (tail := _read_tail(log, topic, queue, (offset, offset + rows_max), wanted)) is not None:
+        messages, next_offset, end = tail
+        at = messages.column("commitOffset")
+        return QueueRead(messages.select(list(names)), next_offset, at[-1].as_py() + 1 if len(at) else place, end)
 
     def plan(view: LogView) -> tuple[scan.Plan, int, int, tuple[SegmentRef, ...]]:
         first, end = view.state.queues.bounds(topic, queue)
@@ -120,6 +128,38 @@ def read_queue(
         return QueueRead(rows.select(list(names)), high, int(at[-1]) + 1 if len(at) else place, end)
 
     return read_planned(log, plan, read)
+
+
+def _read_tail(
+    log: CommitLog, topic: str, queue: int, bounds: tuple[int, int], wanted: QueueFilter
+) -> tuple[pa.RecordBatch, int, int] | None:
+    """What small commits hold of a queue within `bounds`, by the log as last looked at; None: it is not that simple.
+
+    Returns the messages, the offset behind them, and the queue's end.
+    """
+
+    def plan(view: LogView) -> tuple[list[tuple[int, int]], int, int] | None:
+        low, (first, end) = bounds[0], view.state.queues.bounds(topic, queue)
+        high = min(end, bounds[1])
+        commits = view.state.commits.small_in_range(topic, queue, low, high) if first <= low < high else None
+        return None if commits is None else (commits, high, end)
+
+    planned = log.peek(plan)
+    if planned is None:
+        return None
+    commits, high, end = planned
+    try:
+        metas = log.files.commits(commits)
+    except NotFoundError:
+        return None  # rolled meanwhile
+    if not all(is_small(meta) for meta in metas):
+        return None
+    rows = queue_rows(metas, log.broker, topic, queue)
+    begin = rows.column("queueOffset")[0].as_py()
+    rows = rows.slice(bounds[0] - begin, high - bounds[0])
+    if wanted.predicate is not None:
+        rows = rows.filter(pa.array(wanted.predicate(rows.select(list(wanted.columns)))))
+    return rows, high, end
 
 
 def _skip_segments(

@@ -62,13 +62,15 @@ def join_records(metas: Sequence[FileMeta], state: LogState) -> Iterator[Records
     topic_of = [name for meta in metas for name in _topics_of(meta)]
     for fold in {state.fold_of(topic).name: state.fold_of(topic) for topic in topics}.values():
         at = np.array([row for row, topic in enumerate(topic_of) if topic in fold.topics], np.int64)
-        mine = rows.take(integers(at))
+        mine = rows.select([name for name in fold.columns if name != "queueOffset"])
+        if len(at) < len(rows):
+            mine = mine.take(integers(at))
         columns = dict(zip(mine.schema.names, mine.columns, strict=True))
         if "queueOffset" in fold.columns:
             columns["queueOffset"] = integers(queue_offsets_of(metas)[at])
         when, names = times[at].tolist(), [topic_of[row] for row in at.tolist()]
-        edges = [row for row in range(1, len(mine)) if names[row] != names[row - 1]]
-        for low, high in zip([0, *edges], [*edges, len(mine)], strict=True):
+        edges = [row for row in range(1, len(at)) if names[row] != names[row - 1]]
+        for low, high in zip([0, *edges], [*edges, len(at)], strict=True):
             part = {name: column.slice(low, high - low) for name, column in columns.items()} if edges else columns
             yield to_records(names[low], part, fold.columns, when[low:high])
 

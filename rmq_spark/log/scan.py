@@ -27,6 +27,7 @@ from rmq_spark.log.files import LogFiles
 from rmq_spark.log.marks import Mark
 from rmq_spark.log.scan_plan import Log, Plan, Query, ScanStats, Source, plan, segment_source
 from rmq_spark.log.small_commits import is_small, join_rows
+from rmq_spark.log.tail_index import SMALL_COMMIT_BYTES
 from rmq_spark.storage import paths
 
 I64 = npt.NDArray[np.int64]
@@ -37,10 +38,9 @@ __all__ = ["Log", "Plan", "Query", "ScanStats", "Source", "plan", "read_plan", "
 
 _log = logging.getLogger(__name__)
 
-SMALL_COMMIT_BYTES = 48 * 1024
 GROUP_COMMITS = 4_096
 GROUP_BYTES = 4 * 1024 * 1024
-"""Neighbouring commits of up to so many bytes each are read together, up to so many, and so many bytes in all."""
+"""Neighbouring small commits are read together, up to so many, and so many bytes in all."""
 DECIDING_ROWS = 65_536
 """Of columns that only decide which rows match, more rows at a time: most are thrown away at once."""
 _PHYSICAL = {"commitOffset", "queueOffset", "storeTimestamp"}

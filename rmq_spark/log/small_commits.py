@@ -55,11 +55,41 @@ def join_rows(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:
     if order is not None:
         whole = whole.take(integers(order))
         commit, times, queue = commit[order], times[order], queue[order]
+    return _messages(whole, broker, commit, queue, times)
+
+
+def queue_rows(metas: Sequence[FileMeta], broker: str, topic: str, queue: int) -> pa.RecordBatch:
+    """The messages of one queue in small commits that follow each other in it, as a batch of `schema.MESSAGE`.
+
+    Raises:
+        CorruptDataError: a commit's rows cannot be parsed, or are not as many as it says.
+    """
+    whole = decode_commits(metas)
+    rows, commit, offsets, times = list[I64](), list[I64](), list[I64](), list[I64]()
+    before = 0
+    for meta in metas:
+        runs, doc = meta.runs, meta.doc
+        [run] = np.flatnonzero((runs.topic == runs.topics.index(topic)) & (runs.queue == queue))
+        step = np.arange(runs.rows[run], dtype=np.int64)
+        low = int(runs.rows[:run].sum())
+        rows.append(step + (before + low))
+        commit.append(step + (doc["first"] + low))
+        offsets.append(step + meta.bases[run])
+        times.append(np.full(len(step), doc["ts"], np.int64))
+        before += meta.rows
+    mine = np.concatenate(rows)
+    if len(mine) < len(whole):
+        whole = whole.take(integers(mine))
+    return _messages(whole, broker, np.concatenate(commit), np.concatenate(offsets), np.concatenate(times))
+
+
+def _messages(whole: pa.RecordBatch, broker: str, commit: I64, queue: I64, times: I64) -> pa.RecordBatch:
+    """Stored rows with the columns that follow from where they are."""
     derived = {
         "brokerName": repeated(broker, len(whole)),
         "commitOffset": integers(commit),
         "queueOffset": integers(queue),
-        "storeTimestamp": integers(times).cast(schema.TIMESTAMP),
+        "storeTimestamp": integers(times).view(schema.TIMESTAMP),
     }
     columns = [derived[name] if name in derived else whole.column(name) for name in schema.MESSAGE.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema.MESSAGE)

@@ -22,6 +22,10 @@ BOOL = npt.NDArray[np.bool_]
 
 WIDE_RUNS: Final = 64
 """A commit with more runs than this is not listed run by run."""
+SMALL_COMMIT_BYTES: Final = 48 * 1024
+"""A commit of at most so many bytes is small: it is read whole with its metadata."""
+SMALL_COMMITS_MAX: Final = 256
+"""So many small commits at most are read together without a plan."""
 
 _COLUMNS: Final = {name: name for name in ("firsts", "times", "sizes", "run_keys", "run_bases", "run_commits", "wide")}
 _COLUMNS["prints"] = "fingerprints"
@@ -111,6 +115,23 @@ class TailIndex:
             end = int(np.searchsorted(bases, high, "left"))
             commits.update(np.frombuffer(self.run_commits, np.int64)[rows[begin:end]].tolist())
         return commits
+
+    def small_in_range(self, topic: str, queue: int, low: int, high: int) -> list[tuple[int, int]] | None:
+        """First offset and fingerprint of the commits that hold these offsets of a queue, if all of them are small.
+
+        None: the commits here do not hold all of them, or some are large, or may hold any queue.
+        """
+        rows = self._runs_of(topic, queue)
+        if self.wide or not len(rows) or low < self.run_bases[rows[0]]:
+            return None
+        bases = np.frombuffer(self.run_bases, np.int64)[rows]
+        begin, end = np.searchsorted(bases, low, "right") - 1, np.searchsorted(bases, high, "left")
+        if end - begin > SMALL_COMMITS_MAX:
+            return None
+        numbers = [self.number_of(self.run_commits[row]) for row in rows[begin:end].tolist()]
+        if any(self.sizes[number] > SMALL_COMMIT_BYTES for number in numbers):
+            return None
+        return [(self.firsts[number], self.fingerprints[number]) for number in numbers]
 
     def runs_of(self, topic: str, queue: int) -> tuple[I64, I64]:
         """First offsets of the commits that list a run of this queue, and the queue offset at which each run begins."""

@@ -21,6 +21,8 @@ _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_40
 _MQADMIN: Final = re.compile(r"(\d{4}-\d\d-\d\d)#(\d\d:\d\d:\d\d):(\d{3})", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_LIMIT: Final = 10**15
+"""Times and durations have fewer milliseconds: more are meant as another unit."""
 
 
 def parse_time(text: str, option: str, now_ms: int) -> int:
@@ -103,6 +105,8 @@ def time_ms(value: datetime | str | int, option: str, now_ms: int, *, round_up: 
         return _moment_ms(value, round_up)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequestError(f"{option} takes a time: a datetime, or {FORMS}", type=type(value).__name__)
+    if abs(value) >= _LIMIT:
+        raise InvalidRequestError(f"{option} takes milliseconds since 1970, of up to 15 digits", value=value)
     return value
 
 
@@ -110,13 +114,25 @@ def duration_ms(value: timedelta | float, option: str) -> int:
     """Milliseconds of a duration as the library takes it: a `timedelta` or seconds; a part of one counts as one.
 
     Raises:
-        InvalidRequestError: neither, or a number that is not finite.
+        InvalidRequestError: neither, or a number that is not finite or has more than 12 digits.
     """
     if isinstance(value, timedelta):
         return -(-value // _MILLISECOND)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LIMIT / 1000:  # nor NaN
         raise InvalidRequestError(f"{option} takes a timedelta or a number of seconds", value=value)
     return math.ceil(round(value * 1000, 6))
+
+
+def wait_ms(value: timedelta | float, option: str) -> int:
+    """As `duration_ms`, for what is 0 or more.
+
+    Raises:
+        InvalidRequestError: as `duration_ms`, or it is negative.
+    """
+    ms = duration_ms(value, option)
+    if ms < 0 or (isinstance(value, int | float) and value < 0):
+        raise InvalidRequestError(f"{option} is 0 or more", value=value)
+    return ms
 
 
 def format_ms(ms: int) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -152,6 +153,7 @@ def is_recent(date_time: str, now_ms: int) -> bool:
     return abs(told.timestamp() * 1000 - now_ms) <= AGE_MS_MAX
 
 
+@lru_cache(maxsize=10_000)
 def source_ip(peer: str) -> str | None:
     """The address in what gRPC says of a peer: `ipv4:10.0.0.1:1234`, `ipv6:[::1]:1234`; None for other peers."""
     kind, _, rest = unquote(peer).partition(":")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -53,6 +54,11 @@ class Call:
     facts: dict[str, object] = field(default_factory=dict)
     user: str | None = None
     """Who signed it; None: nobody, or access control is off."""
+
+    @property
+    def host(self) -> str:
+        """Where it comes from: the peer without its port."""
+        return self.peer.rpartition(":")[0]
 
     def allow_topic(self, right: Right, topic: str) -> None:
         """Go on if the caller has this right on a topic.
@@ -112,7 +118,8 @@ class Gate:
         self._access_log = access_log
         self._authorizer = authorizer
         self._calls = 0
-        self._by_client: dict[str, int] = {}
+        self._by_client: Counter[str] = Counter()
+        self._by_host: Counter[str] = Counter()
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -189,7 +196,8 @@ class Gate:
         call.admitted = True
         self._calls += 1
         self._idle.clear()
-        self._by_client[call.client_id] = self._by_client.get(call.client_id, 0) + 1
+        self._by_client[call.client_id] += 1
+        self._by_host[call.host] += 1
 
     def _check(self, call: Call) -> None:
         if self._stopping:
@@ -198,19 +206,20 @@ class Gate:
             raise RefusedError(Code.CLIENT_ID_REQUIRED, "a call needs the header x-mq-client-id, up to 256 characters")
         if self._calls >= self._settings.calls_max:
             raise RefusedError(Code.TOO_MANY_REQUESTS, "too many calls are under way; try again later")
-        if self._by_client.get(call.client_id, 0) >= self._settings.calls_per_client_max:
+        if self._by_client[call.client_id] >= self._settings.calls_per_client_max:
             raise RefusedError(Code.TOO_MANY_REQUESTS, "too many calls of this client are under way; wait for some")
+        if self._by_host[call.host] >= self._settings.calls_per_host_max:
+            raise RefusedError(Code.TOO_MANY_REQUESTS, "too many calls of this host are under way; wait for some")
 
     def _leave(self, call: Call, error: BaseException | None) -> None:
         if call.admitted:
             self._calls -= 1
             if not self._calls:
                 self._idle.set()
-            left = self._by_client[call.client_id] - 1
-            if left:
-                self._by_client[call.client_id] = left
-            else:
-                del self._by_client[call.client_id]
+            for counts, who in ((self._by_client, call.client_id), (self._by_host, call.host)):
+                counts[who] -= 1
+                if not counts[who]:
+                    del counts[who]
         code = Code.OK if error is None else code_of(error)
         seconds = (self._clock.elapsed_ns() - call.began_ns) / 1e9
         self._metrics.note_call(call.rpc, code, seconds)

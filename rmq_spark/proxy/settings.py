@@ -47,6 +47,9 @@ class ProxySettings:
 
     calls_max: int = 20_000
     """Calls under way at once, receives that wait included."""
+    calls_per_host_max: int = 10_000
+    """Of these, calls from one address, whatever ids its clients take: the others keep the rest. Behind a load balancer
+    that hides addresses, set it to `calls_max`."""
     calls_per_client_max: int = 1_024
     clients_max: int = 10_000
     """Clients with a telemetry stream at once."""

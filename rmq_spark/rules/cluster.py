@@ -6,15 +6,18 @@ RocketMQ's `wipeWritePerm`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log.fold import Fold, Records, need
 from rmq_spark.log.request import Decision, Rule
 from rmq_spark.log.state import LogState
 from rmq_spark.log.undo import Journal
+from rmq_spark.rules.delay import LEVELS_MS
+
+_DELAY_LEVELS: Final = "delayLevels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class ClusterSettings:
     backlog_max: int = 0
     """Sends to a topic are refused while a group has so many messages of it left to consume; 0: never. A topic may
     have its own number."""
+    delay_levels_ms: tuple[int, ...] = LEVELS_MS
+    """Delay of each level (RocketMQ's `messageDelayLevel`). Each broker's log has it, too: it tells from where on."""
 
 
 class ClusterConfig(Fold):
@@ -63,7 +68,14 @@ class ClusterConfig(Fold):
         return ClusterSettings(
             auto_create_topics=bool(self.values.get("autoCreateTopics", True)),
             backlog_max=int(self.values.get("backlogMax", 0)),
+            delay_levels_ms=self.own_delay_levels or LEVELS_MS,
         )
+
+    @property
+    def own_delay_levels(self) -> tuple[int, ...] | None:
+        """The delay levels that the store was given; None if it was not."""
+        found = self.values.get(_DELAY_LEVELS)
+        return None if found is None else tuple(found)
 
     def read_only(self) -> frozenset[str]:
         """Brokers that producers leave alone."""
@@ -120,5 +132,16 @@ def update_settings(changed: Mapping[str, Any]) -> Rule[None]:
         known = state.fold(ClusterConfig).values
         new = {name: value for name, value in changed.items() if known.get(name) != value or name not in known}
         return Decision(None, records=[(ClusterConfig.topics[0], {"settings": new})] if new else [])
+
+    return rule
+
+
+def put_delay_levels(levels_ms: Sequence[int]) -> Rule[None]:
+    """Give the store a list of delay levels; each broker's log must be told, too (`timer.change_levels`)."""
+
+    def rule(state: LogState) -> Decision[None]:
+        if state.fold(ClusterConfig).own_delay_levels == tuple(levels_ms):
+            return Decision(None)
+        return Decision(None, records=[(ClusterConfig.topics[0], {"settings": {_DELAY_LEVELS: list(levels_ms)}})])
 
     return rule

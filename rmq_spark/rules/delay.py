@@ -269,6 +269,12 @@ def too_far_ahead(level: I64 | None, deliver: I64, now_ms: int, settings: DelayS
     return far
 
 
+def no_such_level(level: I64, settings: DelaySettings = DEFAULT) -> BOOL:
+    """Which levels are neither 0 (no delay) nor one of the list; `park` takes the nearest for them."""
+    wrong: BOOL = (level < 0) | (level > len(settings.levels_ms))
+    return wrong
+
+
 def due_after_levels(store_ms: I64, level: I64, settings: DelaySettings = DEFAULT) -> I64:
     """When messages with a delay level (1 or more) are due, from their store times."""
     due: I64 = store_ms + np.array(settings.levels_ms, np.int64)[np.minimum(level, len(settings.levels_ms)) - 1]

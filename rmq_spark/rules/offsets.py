@@ -26,6 +26,8 @@ class LastCommit(NamedTuple):
     """Which consumer committed last; None when it gave no name."""
     member_ms: int | None
     """storeTimestamp of that commit; None when only an administrator has set offsets so far."""
+    ended: bool = False
+    """Whether that consumer has ended since."""
 
 
 class ConsumerOffsets(Fold):
@@ -65,7 +67,10 @@ class ConsumerOffsets(Fold):
             if value.get("admin"):
                 # An administrator's change says nothing about the consumers: what was known of them stays.
                 before = self.last.get(group, LastCommit(0, None, None))
-                self.last[group] = LastCommit(store_ms, before.member, before.member_ms)
+                self.last[group] = before._replace(at_ms=store_ms)
+            elif value.get("left"):
+                if (last := self.last.get(group)) is not None and last.member == member:
+                    self.last[group] = last._replace(ended=True)
             else:
                 self.last[group] = LastCommit(store_ms, member, store_ms)
 
@@ -83,6 +88,8 @@ class ConsumerOffsets(Fold):
             last = self.last.get(group)
             if last is not None:
                 plain[self._LAST] = {"at": last.at_ms, "member": last.member, "memberAt": last.member_ms}
+                if last.ended:
+                    plain[self._LAST]["ended"] = True
             groups[group] = plain
         return groups
 
@@ -90,7 +97,7 @@ class ConsumerOffsets(Fold):
         self.offsets, self.last = self.table(), self.table()
         for group, topics in value.items():
             if last := topics.get(self._LAST):
-                self.last[group] = LastCommit(last["at"], last["member"], last["memberAt"])
+                self.last[group] = LastCommit(last["at"], last["member"], last["memberAt"], bool(last.get("ended")))
             mine = self.offsets.child(group)
             for topic, queues in topics.items():
                 if topic != self._LAST:
@@ -182,5 +189,20 @@ def commit(
         changed = {at: offset for at, offset in offsets.items() if known.of(group, at[0]).get(at[1]) != offset}
         records = offset_records(group, changed, {"member": member})
         return Decision(None, rows=rows, records=[(ConsumerOffsets.topics[0], record) for record in records])
+
+    return rule
+
+
+def leave(group: str, member: str) -> Rule[None]:
+    """A rule that notes that a consumer has ended, if it was the last one that committed: it commits no more."""
+
+    def rule(state: LogState) -> Decision[None]:
+        known = state.fold(ConsumerOffsets)
+        last, topics = known.last.get(group), known.offsets.get(group)
+        if last is None or last.ended or last.member != member or not topics:
+            return Decision(None)
+        # A reader that does not know of it takes it for a commit of nothing.
+        record = {"group": group, "topic": min(topics), "offsets": {}, "member": member, "left": True}
+        return Decision(None, records=[(ConsumerOffsets.topics[0], record)])
 
     return rule

@@ -14,7 +14,8 @@ from rmq_spark.log.expire import ExpireResult, Hold, expire
 from rmq_spark.log.view import LogView
 from rmq_spark.rules.all_folds import ALL_FOLDS
 from rmq_spark.rules.transaction import OpenTransaction, Transactions
-from rmq_spark.services.rolling import maintained_logs
+from rmq_spark.services.parts import Parts
+from rmq_spark.services.rolling import on_each_log
 from rmq_spark.services.timer import BrokerTimers
 from rmq_spark.services.transaction_check import BrokerChecks
 from rmq_spark.services.work_share import is_my_turn
@@ -75,22 +76,25 @@ class RetentionService:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.parts = Parts(self.name, store.clock)
         self._holder = store.clock.token()
         self._behind_ms = 0
         self.segments = 0
         """Segments that this copy has dropped."""
 
     def run_once(self) -> float:
-        if is_deletion_time(self._store):
-            for log in maintained_logs(self._store):
-                # On a disk that is nearly full nothing is written for a lease: its record would take a message's place.
-                if self._has_work(log) and (self._is_forced() or is_my_turn(log, self.name, self._holder)):
-                    self.segments += len(expire_safely(log, scheduled=True).segments)
-        waits = partial(
-            expiry_waits_ms, now_ms=self._store.clock.now_ms(), retention_ms=self._store.settings.retention_ms
-        )
-        self._behind_ms = max(log.look(waits) for log in maintained_logs(self._store))
+        may_delete = is_deletion_time(self._store)
+        waits = on_each_log(self._store, self.parts, partial(self._retain, may_delete=may_delete))
+        self._behind_ms = max(waits.values(), default=0)
         return LOOK_SECONDS
+
+    def _retain(self, log: CommitLog, *, may_delete: bool) -> int:
+        """Drop what is old, and return for how long the oldest that is left has been too old."""
+        # On a disk that is nearly full nothing is written for a lease: its record would take a message's place.
+        if may_delete and self._has_work(log) and (self._is_forced() or is_my_turn(log, self.name, self._holder)):
+            self.segments += len(expire_safely(log, scheduled=True).segments)
+        now_ms, retention_ms = self._store.clock.now_ms(), self._store.settings.retention_ms
+        return log.look(partial(expiry_waits_ms, now_ms=now_ms, retention_ms=retention_ms))
 
     def behind_ms(self) -> int:
         return self._behind_ms

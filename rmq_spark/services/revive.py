@@ -19,6 +19,7 @@ from rmq_spark.model.stored_message import StoredMessage
 from rmq_spark.rules import pop_decisions
 from rmq_spark.rules.pop import Claim, Place, PopState
 from rmq_spark.rules.pop_decisions import Overdue, Revived
+from rmq_spark.services.parts import BROKERS, Parts
 
 LOOK_SECONDS: Final = 1.0
 """How long the service sleeps at most: a message that is held from now on may be due after that."""
@@ -51,6 +52,7 @@ class ReviveService:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.parts = Parts(self.name, store.clock)
         self.done = Revived()
         """What this copy has given back since it was made."""
 
@@ -60,23 +62,30 @@ class ReviveService:
         Raises:
             RmqError: as `CommitLog.decide`; what is due stays due.
         """
-        wait_ms = LOOK_SECONDS * 1000
-        for broker in self._store.brokers():
-            log = self._store.log(broker, *pop_decisions.FOLDS)
-            while due := log.look(self._overdue):
-                if not sum([self._revive(broker, log, place, held) for place, held in due]):
-                    break  # another copy was faster, or the log's time is behind this machine's
-            now_ms = self._store.clock.now_ms()
-            next_ms = log.look(partial(_next_due, now_ms=now_ms))
-            if next_ms is not None:
-                wait_ms = min(wait_ms, next_ms - now_ms)
-        return max(LOOK_SECONDS_MIN, wait_ms / 1000)
+        work = {broker: partial(self._revive_broker, broker) for broker in self._store.brokers()}
+        waits = self.parts.each(BROKERS, work, or_raise=True)
+        return max(LOOK_SECONDS_MIN, min(waits.values(), default=LOOK_SECONDS))
 
     def behind_ms(self) -> int:
         """How long the oldest message has been overdue; 0 when none is."""
         now_ms = self._store.clock.now_ms()
-        logs = [self._store.log(broker, *pop_decisions.FOLDS) for broker in self._store.brokers()]
-        return max(log.look(partial(overdue_ms, now_ms=now_ms)) for log in logs)
+        brokers = [broker for broker in self._store.brokers() if self.parts.works(BROKERS, broker)]
+        logs = [self._store.log(broker, *pop_decisions.FOLDS) for broker in brokers]
+        return max((log.look(partial(overdue_ms, now_ms=now_ms)) for log in logs), default=0)
+
+    def _revive_broker(self, broker: str) -> float:
+        """Give back everything that is due on a broker; returns in how many seconds more is."""
+        log = self._store.log(broker, *pop_decisions.FOLDS)
+        while True:
+            work = {
+                f"group {place[0]} topic {place[1]} queue {place[2]}": partial(self._revive, broker, log, place, held)
+                for place, held in log.look(self._overdue)
+            }
+            if not sum(self.parts.each(broker, work).values()):
+                break  # nothing is left, another copy was faster, or the log's time is behind this machine's
+        now_ms = self._store.clock.now_ms()
+        next_ms = log.look(partial(_next_due, now_ms=now_ms))
+        return LOOK_SECONDS if next_ms is None else min(LOOK_SECONDS, (next_ms - now_ms) / 1000)
 
     def _overdue(self, view: LogView) -> list[tuple[Place, dict[int, _Held]]]:
         pop = view.state.fold(PopState)

@@ -6,14 +6,20 @@ rewritten a few times only. Files of rolled commits stay for the grace period, f
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
 
 from rmq_spark.client.store import Store
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.roll import collect_garbage, roll
 from rmq_spark.log.view import LogView
 from rmq_spark.rules.all_folds import ALL_FOLDS
+from rmq_spark.services.parts import BROKERS, Parts
 from rmq_spark.services.work_share import is_my_turn
+from rmq_spark.storage import paths
+
+T = TypeVar("T")
 
 ROLL_COMMITS: Final = 1000
 """So many commits are rolled at once."""
@@ -38,6 +44,7 @@ class RollService:
 
     def __init__(self, store: Store, *, rest: float = 1.0, roll_commits: int = ROLL_COMMITS) -> None:
         self._store = store
+        self.parts = Parts(self.name, store.clock)
         self._rest = rest
         self._roll_commits = roll_commits
         self._holder = store.clock.token()
@@ -49,19 +56,23 @@ class RollService:
 
     def run_once(self) -> float:
         clock = self._store.clock
-        began_ns, worked, waits = clock.elapsed_ns(), False, []
-        for log in maintained_logs(self._store):
-            if self._is_due(log) and is_my_turn(log, self.name, self._holder):
-                self._roll(log)
-                worked = True
-            garbage_ms = self._garbage_ms.get(log.root)
-            if garbage_ms is not None and garbage_ms <= clock.now_ms():
-                del self._garbage_ms[log.root]
-                collect_garbage(log, log.look(lambda view: view.mark))
-            waits.append(log.look(self._waiting_ms))
-        self._behind_ms = max(waits)
+        began_ns = clock.elapsed_ns()
+        done = on_each_log(self._store, self.parts, self._keep_short)
+        self._behind_ms = max((waits for _, waits in done.values()), default=0)
         seconds = (clock.elapsed_ns() - began_ns) / 1e9
+        worked = any(rolled for rolled, _ in done.values())
         return max(LOOK_SECONDS, self._rest * seconds) if worked else LOOK_SECONDS
+
+    def _keep_short(self, log: CommitLog) -> tuple[bool, int]:
+        """Roll a log if it is time, and remove what is useless; whether it was rolled, and for how long more waits."""
+        rolls = self._is_due(log) and is_my_turn(log, self.name, self._holder)
+        if rolls:
+            self._roll(log)
+        garbage_ms = self._garbage_ms.get(log.root)
+        if garbage_ms is not None and garbage_ms <= self._store.clock.now_ms():
+            del self._garbage_ms[log.root]
+            collect_garbage(log, log.look(lambda view: view.mark))
+        return rolls, log.look(self._waiting_ms)
 
     def behind_ms(self) -> int:
         return self._behind_ms
@@ -93,21 +104,37 @@ class SnapshotService:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.parts = Parts(self.name, store.clock)
 
     def run_once(self) -> float:
-        for log in maintained_logs(self._store):
-            if log.look(lambda view: view.folded) >= log.settings.snapshot_every_commits:
-                log.use(*ALL_FOLDS)
-                log.snapshot()
+        on_each_log(self._store, self.parts, _snapshot)
         return LOOK_SECONDS
 
     def behind_ms(self) -> int:
         return 0
 
 
+def _snapshot(log: CommitLog) -> None:
+    if log.look(lambda view: view.folded) >= log.settings.snapshot_every_commits:
+        log.use(*ALL_FOLDS)
+        log.snapshot()
+
+
 def maintained_logs(store: Store) -> list[CommitLog]:
     """The logs of a store: the cluster-wide one and each broker's."""
     return [store.nameserver, *(store.log(broker) for broker in store.brokers())]
+
+
+def on_each_log(store: Store, parts: Parts, work: Callable[[CommitLog], T]) -> dict[str, T]:
+    """Do the same work on each of the `maintained_logs`; see `Parts.each`. One that cannot be opened holds up no other.
+
+    Raises:
+        RmqError: as `work`, when it fails on all of them.
+    """
+    acts: dict[str, Callable[[], T]] = {paths.NAMESERVER: lambda: work(store.nameserver)}
+    for broker in store.brokers():
+        acts[broker] = partial(lambda name: work(store.log(name)), broker)
+    return parts.each(BROKERS, acts, or_raise=True)
 
 
 def is_roll_due(view: LogView, now_ms: int, roll_commits: int = ROLL_COMMITS) -> bool:

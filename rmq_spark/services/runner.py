@@ -11,11 +11,9 @@ from typing import Final
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import ClosedError, RmqError
+from rmq_spark.services.parts import PartedService, back_off_seconds, tell_failure
 from rmq_spark.services.service import Service, WakefulService
 
-BACK_OFF_SECONDS_MIN: Final = 0.1
-BACK_OFF_SECONDS_MAX: Final = 30.0
-"""Pause after a failure; it doubles with each further one."""
 STOP_LOOK_SECONDS: Final = 0.02
 """Whoever stops looks so often whether a thread has ended, and wakes it again if not."""
 
@@ -34,14 +32,18 @@ class ServiceStatus:
     behind_ms: int = 0
     """How long the oldest work has waited that it left undone."""
     failures: int = 0
-    """Rounds that failed since the last one that did not."""
+    """Rounds that failed since the last one that did not; if it fails for some brokers or groups only, those of the one
+    that has failed most."""
     last_error: str | None = None
+    """Why it fails now, and for whom, if it works for others."""
     failures_total: int = 0
-    """Rounds that failed since the start."""
+    """Rounds that failed since the start, for a broker or a group included."""
 
 
 class ServiceRunner:
     """Runs services in threads. A failure is logged and tried again after a pause; the others go on.
+
+    A service that fails for some brokers or groups only (`PartedService`) goes on for the others without a pause.
 
     Args:
         services: what to run, each in a thread of its own.
@@ -55,6 +57,8 @@ class ServiceRunner:
         self._clock = clock
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._down: set[str] = set()
+        """Services that pause because their last round failed as a whole."""
         self._status = {service.name: ServiceStatus(service.name) for lane in self._lanes for service in lane}
 
     def start(self) -> None:
@@ -99,7 +103,7 @@ class ServiceRunner:
                         return
                     due_ns[number] = self._clock.elapsed_ns() + int(seconds * 1e9)
             pause = max(0.0, (min(due_ns.values()) - self._clock.elapsed_ns()) / 1e9)
-            if isinstance(first, WakefulService) and not self._status[first.name].failures:
+            if isinstance(first, WakefulService) and first.name not in self._down:
                 if not self._wait(first, pause):
                     return
                 due_ns[0] = 0
@@ -131,32 +135,34 @@ class ServiceRunner:
 
     def _note_success(self, service: Service) -> None:
         before = self._status[service.name]
-        if before.failures:
+        if service.name in self._down:
             _log.warning("service %s works again, after %d failures", service.name, before.failures)
+            self._down.remove(service.name)
+        failing, failed = {}, 0
+        if isinstance(service, PartedService):
+            failing, failed = service.parts.failures(), service.parts.take_failed()
+        told = [f"{part}: {_told(failure.error)}" for part, failure in failing.items()]
         self._status[service.name] = replace(
             before,
             runs=before.runs + 1,
             last_run_ms=self._clock.now_ms(),
             behind_ms=service.behind_ms(),
-            failures=0,
-            last_error=None,
+            failures=max((failure.count for failure in failing.values()), default=0),
+            last_error="; ".join(told) or None,
+            failures_total=before.failures_total + failed,
         )
 
     def _note_failure(self, service: Service, error: Exception) -> float:
         """Remember and tell it; returns after how many seconds to try again."""
         before = self._status[service.name]
-        status = replace(
-            before,
-            failures=before.failures + 1,
-            failures_total=before.failures_total + 1,
-            last_error=f"{type(error).__name__}: {error}",
-        )
+        again = before.failures if service.name in self._down else 0
+        status = replace(before, failures=again + 1, failures_total=before.failures_total + 1, last_error=_told(error))
         self._status[service.name] = status
-        seconds = float(min(BACK_OFF_SECONDS_MIN * 2 ** min(status.failures - 1, 20), BACK_OFF_SECONDS_MAX))
-        told = "service %s failed, %d in a row; it tries again in %.1f s: %s"
-        args = (service.name, status.failures, seconds, status.last_error)
-        if isinstance(error, RmqError) and error.retriable:
-            _log.warning(told, *args)
-        else:
-            _log.error(told, *args, exc_info=error)
+        self._down.add(service.name)
+        seconds = back_off_seconds(status.failures)
+        tell_failure(_log, f"service {service.name} failed", status.failures, seconds, error)
         return seconds
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rmq_spark.client.delays import adopt_levels, set_delay_levels
 from rmq_spark.client.store import Store
 from rmq_spark.errors import (
     CorruptDataError,
@@ -27,11 +29,14 @@ from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.point_read import Places, fetch_messages
 from rmq_spark.log.state import LogState
 from rmq_spark.log.view import LogView
-from rmq_spark.rules import delay, service_lease, timer
+from rmq_spark.rules import service_lease, timer
 from rmq_spark.rules.service_lease import ServiceLeases
 from rmq_spark.rules.timer import Progress, TimerProgress
 from rmq_spark.services.parked_messages import WAITING_TOPICS, Levels, carried, delivered, due_times
+from rmq_spark.services.parts import BROKERS, Parts
 from rmq_spark.services.timer_index import Step, TimerIndex
+
+__all__ = ["BrokerTimers", "TimerService", "set_delay_levels"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -236,6 +241,8 @@ class TimerService:
         self._store = store
         self._brokers = brokers
         self._holder = store.clock.token()
+        self.parts = Parts(self.name, store.clock)
+        self._known: tuple[str, ...] = ()
         self._timers: dict[str, BrokerTimers] = {}
         self._looked_ns: int | None = None
         """When the store was last asked which brokers it has."""
@@ -243,6 +250,7 @@ class TimerService:
     def timers(self, broker: str) -> BrokerTimers:
         """The deliverer of one log."""
         if broker not in self._timers:
+            adopt_levels(self._store, [broker])  # whoever set them may have died on the way
             self._timers[broker] = BrokerTimers(self._store.log(broker), self._holder)
         return self._timers[broker]
 
@@ -250,21 +258,20 @@ class TimerService:
         now_ns = self._store.clock.elapsed_ns()
         if self._looked_ns is None or now_ns - self._looked_ns >= LOOK_SECONDS * 1e9:
             # A busy log wakes it a hundred times a second; brokers come once in a while.
-            for broker in self._brokers or self._store.brokers():
-                self.timers(broker)
+            self._known = self._brokers or tuple(self._store.brokers())
             self._looked_ns = now_ns
-        for timers in list(self._timers.values()):
-            timers.run_once()
-        due = [at for each in self._timers.values() if (at := each.next_due_ms()) is not None]
+        self.parts.each(BROKERS, {name: partial(self._run_broker, name) for name in self._known}, or_raise=True)
+        due = [at for each in self._working() if (at := each.next_due_ms()) is not None]
         if not due:
             return LOOK_SECONDS
         return min(LOOK_SECONDS, max(0.001, (min(due) - self._store.clock.now_ms()) / 1000))
 
     def wait(self, seconds: float) -> None:
         pace = min(PACE_SECONDS, seconds)
-        if self._timers and seconds > pace:
+        working = self._working()
+        if working and seconds > pace:
             # With several logs the first one may wake it; the others are looked at often enough.
-            timers = next(iter(self._timers.values()))
+            timers = working[0]
             limit = seconds if len(self._timers) == 1 else min(seconds, SEVERAL_LOGS_SECONDS)
             timers.log.wait(timers.index.frontier, limit - pace)
         self._store.clock.sleep(pace)
@@ -278,20 +285,13 @@ class TimerService:
         due = [at for each in self._timers.values() if (at := each.next_due_ms()) is not None]
         return max(0, now - min(due)) if due else 0
 
+    def _run_broker(self, broker: str) -> None:
+        self.timers(broker).run_once()
+
+    def _working(self) -> list[BrokerTimers]:
+        return [each for name, each in self._timers.items() if self.parts.works(BROKERS, name)]
+
     @property
     def pending(self) -> int:
         """How many messages wait, as far as this copy knows."""
         return sum(each.index.count for each in self._timers.values())
-
-
-def set_delay_levels(store: Store, levels: str) -> None:
-    """Give the delay levels of a store other delays, such as `1s 5s 10s`; messages that wait keep theirs.
-
-    Each broker keeps its own list: one that is added later has RocketMQ's 18 levels until this is called again.
-
-    Raises:
-        InvalidRequestError: not a list of numbers with s, m, h or d.
-    """
-    levels_ms = delay.parse_levels(levels)
-    for broker in store.brokers():
-        store.log(broker, TimerProgress).decide(timer.change_levels(levels_ms))

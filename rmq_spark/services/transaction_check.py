@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from rmq_spark.client.check_answers import read_halves
@@ -21,6 +22,7 @@ from rmq_spark.rules import service_lease
 from rmq_spark.rules import transaction as rules
 from rmq_spark.rules.service_lease import ServiceLeases
 from rmq_spark.rules.transaction import CheckSettings, OpenTransaction, Transactions
+from rmq_spark.services.parts import BROKERS, Parts
 
 LOOK_SECONDS: Final = 1.0
 """So often open transactions are looked at."""
@@ -35,13 +37,17 @@ class BrokerChecks:
         log: the broker's.
         holder: who this is, for the lease.
         settings: how often is asked, and how many times.
+        parts: of the service; a producer group whose transactions cannot be checked holds up no other.
     """
 
-    def __init__(self, log: CommitLog, holder: str, settings: CheckSettings | None = None) -> None:
+    def __init__(
+        self, log: CommitLog, holder: str, settings: CheckSettings | None = None, parts: Parts | None = None
+    ) -> None:
         log.use(Transactions, ServiceLeases)
         self._log = log
         self._holder = holder
         self._settings = settings or CheckSettings()
+        self.parts = parts or Parts(rules.SERVICE, log.clock)
         self.next_check_ms: int | None = None
         """When the next transaction is due, as of the last look; None if none is open."""
 
@@ -52,10 +58,18 @@ class BrokerChecks:
             RmqError: the log could not be read or written; call again.
         """
         now, others_until, open_ = self._log.look(self._look)
-        due = {tx_id: each for tx_id, each in open_.items() if each.next_check_ms <= now}
+        due: dict[str, dict[str, OpenTransaction]] = {}
+        for tx_id, each in open_.items():
+            mine = others_until <= now or now - each.next_check_ms >= service_lease.TAKEOVER_MS
+            if each.next_check_ms <= now and mine:
+                due.setdefault(f"group {each.group}", {})[tx_id] = each
+        self.parts.each(self._log.broker, {group: partial(self._check, found) for group, found in due.items()})
+        if due:
+            _, _, open_ = self._log.look(self._look)
+        self.next_check_ms = min((each.next_check_ms for each in open_.values()), default=None)
+
+    def _check(self, due: Mapping[str, OpenTransaction]) -> None:
         for tx_id, transaction in due.items():
-            if others_until > now and now - transaction.next_check_ms < service_lease.TAKEOVER_MS:
-                continue
             try:
                 if transaction.checks < self._settings.checks_max:
                     self._log.decide(rules.check(tx_id, transaction.checks, self._settings, self._renewal))
@@ -63,9 +77,6 @@ class BrokerChecks:
                     self.give_up(tx_id, transaction)
             except (PreconditionFailedError, OutcomeUnknownError):
                 continue  # somebody else was faster, or it may have landed: the next look tells
-        if due:
-            _, _, open_ = self._log.look(self._look)
-        self.next_check_ms = min((each.next_check_ms for each in open_.values()), default=None)
 
     def give_up(self, tx_id: str, transaction: OpenTransaction) -> None:
         """End a transaction without making its messages visible; they are kept in TRANS_CHECK_MAX_TIME_TOPIC.
@@ -114,14 +125,19 @@ class TransactionCheckService:
         self._store = store
         self._settings = settings
         self._holder = store.clock.token()
+        self.parts = Parts(self.name, store.clock)
         self._checks: dict[str, BrokerChecks] = {}
 
     def run_once(self) -> float:
-        for broker in self._store.brokers():
-            if broker not in self._checks:
-                self._checks[broker] = BrokerChecks(self._store.log(broker), self._holder, self._settings)
-            self._checks[broker].run_once()
+        work = {broker: partial(self._check_broker, broker) for broker in self._store.brokers()}
+        self.parts.each(BROKERS, work, or_raise=True)
         return LOOK_SECONDS
+
+    def _check_broker(self, broker: str) -> None:
+        if broker not in self._checks:
+            log = self._store.log(broker)
+            self._checks[broker] = BrokerChecks(log, self._holder, self._settings, self.parts)
+        self._checks[broker].run_once()
 
     def behind_ms(self) -> int:
         now = self._store.clock.now_ms()

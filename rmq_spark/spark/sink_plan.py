@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rmq_spark.client.store import DEFAULT_BROKER, Store
 from rmq_spark.errors import InvalidRequestError, NotFoundError
+from rmq_spark.rules.delay import LEVELS_MS
 from rmq_spark.spark.options import WriteOptions
 
 
@@ -19,6 +20,8 @@ class SinkPlan:
     """Topics that exist -> their queues on this broker; 0: the topic is on other brokers only."""
     turn: int
     """Where dealing out to queues starts; tasks add their number."""
+    delay_levels_ms: tuple[int, ...] = LEVELS_MS
+    """Delay levels of the store."""
 
 
 def make_plan(store: Store, options: WriteOptions, *, by_row: bool, turn: int) -> SinkPlan:
@@ -41,7 +44,12 @@ def make_plan(store: Store, options: WriteOptions, *, by_row: bool, turn: int) -
         found = topics[options.topic]
         broker = min(filter(found.writable_on, found.queues), default=DEFAULT_BROKER)
     wanted = topics if by_row else [name for name in named if name in topics]
-    plan = SinkPlan(broker=broker, queues={name: topics[name].writable_on(broker) for name in wanted}, turn=turn)
+    plan = SinkPlan(
+        broker=broker,
+        queues={name: topics[name].writable_on(broker) for name in wanted},
+        turn=turn,
+        delay_levels_ms=store.cluster_settings().delay_levels_ms,
+    )
     for name in named:
         if name not in plan.queues and not options.auto_create_topic:
             raise NotFoundError("no such topic, and autoCreateTopic is false; create it first", topic=name)

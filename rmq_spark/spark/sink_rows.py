@@ -66,6 +66,9 @@ class RowMaker:
         self._options = options
         self._plan = plan
         self._clock = clock
+        self._delays = delay.DelaySettings(
+            levels_ms=plan.delay_levels_ms, delay_max_ms=options.timer_max_delay_ms or None
+        )
         self._first_turn = plan.turn + partition
         self._turns: dict[str, int] = {}
         self._ids = UniqueIds(clock)
@@ -87,8 +90,7 @@ class RowMaker:
         _check_texts(columns, doubtful, faults)
         _check_values(columns, doubtful, faults)
         now = self._clock.now_ms()
-        limits = delay.DelaySettings(delay_max_ms=self._options.timer_max_delay_ms or None)
-        _check_delays(columns, now, limits, faults)
+        _check_delays(columns, now, self._delays, faults)
         given = _user_pairs(columns, faults)
         targets = self._targets(columns, faults)
         queue = self._route(columns, targets, _sharding(columns, given), faults)
@@ -209,7 +211,7 @@ class RowMaker:
         timed = numbers_of(columns, "deliverTimestamp") is not None
         if level is not None or timed:
             deliver = columns["deliverTimestamp"] if timed else None
-            parked = delay.park_columns(topic, queue, level=level, deliver=deliver, now_ms=now)
+            parked = delay.park_columns(topic, queue, level=level, deliver=deliver, now_ms=now, settings=self._delays)
             topic, queue = parked.topic, parked.queue
             parts += [pairs.constant(added.name, added.values, added.rows) for added in parked.added]
         stored = pairs.join(parts)
@@ -322,15 +324,15 @@ def _check_values(columns: Columns, doubtful: Sequence[str], faults: Faults) -> 
         faults.mark(_is_no_time(born), "its bornTimestamp is no time in milliseconds")
 
 
-def _check_delays(columns: Columns, now: int, limits: delay.DelaySettings, faults: Faults) -> None:
+def _check_delays(columns: Columns, now: int, settings: delay.DelaySettings, faults: Faults) -> None:
     """Mark rows that cannot be parked. A level that RocketMQ would cut to its highest is a mistake in a column."""
     level = numbers_of(columns, "delayTimeLevel")
-    highest = len(delay.LEVELS_MS)
     if level is not None:
-        faults.mark((level < 0) | (level > highest), f"its delayTimeLevel is not 0 (no delay) to {highest}")
+        highest = len(settings.levels_ms)
+        faults.mark(delay.no_such_level(level, settings), f"its delayTimeLevel is not 0 (no delay) to {highest}")
     deliver = numbers_of(columns, "deliverTimestamp")
     if deliver is not None:
-        faults.mark(delay.too_far_ahead(level, deliver, now, limits), "its delivery is too far ahead")
+        faults.mark(delay.too_far_ahead(level, deliver, now, settings), "its delivery is too far ahead")
 
 
 def _user_pairs(columns: Columns, faults: Faults) -> Pairs | None:

@@ -45,6 +45,7 @@ class Followers:
 
     def read_on(self, log: CommitLog, positions: Positions) -> None:
         """Read each queue from where the consumer stands to its end; every message must come, in order."""
+        log.refresh()
         for topic, queue in positions:
             end = -1
             while positions[topic, queue][0] != end:

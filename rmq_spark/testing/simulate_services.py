@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 from rmq_spark.client.check_answers import CheckAnswers
@@ -51,6 +52,7 @@ from rmq_spark.rules import delay, timer
 from rmq_spark.rules.all_folds import BROKER_FOLDS
 from rmq_spark.rules.timer import Recalled, TimerProgress
 from rmq_spark.rules.transaction import CheckSettings, Transactions, TransactionState
+from rmq_spark.services.parts import Parts
 from rmq_spark.services.retention import retention_hold
 from rmq_spark.services.revive import ReviveService
 from rmq_spark.services.timer import BrokerTimers
@@ -310,10 +312,12 @@ class ServiceSimulation:
         if "delays" in self.parts:
             work.append(BrokerTimers(log, token).run_once)
         if "transactions" in self.parts:
-            work.append(BrokerChecks(log, token, CHECKS).run_once)
+            checks = BrokerChecks(log, token, CHECKS)
+            work.append(partial(_run_and_raise, checks.run_once, checks.parts))
             work.append(CheckAnswers(store, GROUP, self._checker).run_once)
         if "pop" in self.parts:
-            work.append(ReviveService(store).run_once)
+            revive = ReviveService(store)
+            work.append(partial(_run_and_raise, revive.run_once, revive.parts))
         return work
 
     def _roller(self, process: Process) -> None:
@@ -405,6 +409,13 @@ class ServiceSimulation:
     def _half_landed(self, deal: Deal, copies: list[int]) -> bool:
         """A deal whose last send failed for certain has one message less than its producer tried."""
         return not deal.ended and deal.decided is TransactionState.UNKNOWN and not any(copies)
+
+
+def _run_and_raise(run_once: Callable[[], object], parts: Parts) -> None:
+    """Let a service run, and raise what it only tells: a failure of one group."""
+    run_once()
+    for failure in parts.failures().values():
+        raise failure.error
 
 
 def main() -> int:

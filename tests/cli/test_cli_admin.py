@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,21 @@ from rmq_spark.cli import app, mqadmin
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.model.stored_message import StoredMessage
 from rmq_spark.rules import retry
+
+GIVE_UP_SECONDS = 60.0
+"""A command that tails ends far earlier, unless it never gets what it waits for."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Interrupt the block, as Ctrl-C does, when it takes longer: a command that tails would run for ever."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def give_up(path: Path, *bodies: str) -> None:
@@ -60,7 +78,8 @@ class TestConsume:
 
     def test_a_tail_delivers_what_is_due_as_any_client_does(self, run: Run, store: Path) -> None:
         run("send", "t", "--body", "later", "--delay", "100ms")
-        ran = run("consume", "t", "--group", "g", "--tail", "--from", "earliest", "--limit", "1", "--json")
+        with deadline(GIVE_UP_SECONDS):
+            ran = run("consume", "t", "--group", "g", "--tail", "--from", "earliest", "--limit", "1", "--json")
         assert [line["body"] for line in ran.jsons] == ["later"]
 
     def test_a_tail_ends_by_an_interrupt_and_keeps_what_it_printed(
@@ -164,6 +183,21 @@ class TestGroup:
                 assert {each["subscriptions"]["t"] for each in document["members"]} == {"tags a", "tags b"}
                 assert "they subscribe differently to t" in run("group", "members", "g").out
         assert run("group", "members", "g").out.startswith("g has 0 live consumers")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("stats", "--once", "--interval"),
+        ("serve", "--check", "--max-behind"),
+        ("broker", "drain", "broker-0", "--timeout"),
+        ("tables", "build", "--wait"),
+    ],
+)
+def test_nan_is_no_number_of_seconds(run: Run, store: Path, args: tuple[str, ...]) -> None:
+    ran = run(*args, "nan")
+    assert ran.code == 2
+    assert f"invalid value for '{args[-1]}': nan is not a number" in ran.err
 
 
 class TestStats:

@@ -72,6 +72,28 @@ def test_options_are_defaults_for_lines(run: Run) -> None:
     assert plain == {"body": "plain", "tags": "D", "keys": "d", "properties": {"p": "1"}, "queueId": 2}
 
 
+def test_lines_say_when_they_are_delivered_and_with_which_priority(run: Run, store: Path) -> None:
+    run("topic", "create", "urgent", "--type", "PRIORITY")
+    sent = run("send", "urgent", "--json", stdin='{"body": "p", "priority": 3}\n').json
+    assert [each["queueId"] for each in sent["results"]] == [3]
+    lines = [
+        '{"body": "level", "delay_level": 3}',
+        '{"body": "delay", "delay": 3600.5}',
+        '{"body": "time", "deliver_at": "2100-01-01T00:00:00Z"}',
+        '{"body": "ms", "deliver_at": 4102444800000}',
+        '{"body": "now", "delay_level": 0}',
+        '{"body": "option"}',
+    ]
+    run("send", "t", "--delay", "1h", stdin="\n".join(lines) + "\n")
+    with Store.open(str(store), read_only=True) as opened:
+        waiting = {row["body"]: dict(row["properties"]) for row in opened.read("SCHEDULE_TOPIC_XXXX").to_pylist()}
+        timed = {row["body"]: dict(row["properties"]) for row in opened.read("rmq_sys_wheel_timer").to_pylist()}
+        assert opened.read("t")["body"].to_pylist() == [b"now"]
+    assert {body: found["DELAY"] for body, found in waiting.items()} == {b"level": "3"}
+    assert sorted(timed) == [b"delay", b"ms", b"option", b"time"]
+    assert {timed[body]["TIMER_OUT_MS"] for body in (b"ms", b"time")} == {"4102444800000"}
+
+
 def test_text_format_takes_every_line_as_it_is(run: Run) -> None:
     raw = b'{"body": "x"}\r\n\xff\xfe\n  \nlast'
     assert run("send", "t", "--format", "text", "--queue", "0", "--json", stdin=raw).json["sent"] == 4
@@ -107,6 +129,16 @@ def test_what_read_writes_send_takes(run: Run) -> None:
         ('{"body": "x", "properties": {"KEYS": "a"}}', "line 2: message property name is reserved"),
         ('{"body": "x", "queueId": "1"}', "line 2: field must be a whole number"),
         ('{"body": "x", "queueId": true}', "line 2: field must be a whole number"),
+        ('{"body": "x", "priority": "1"}', "line 2: field must be a whole number (field='priority'"),
+        ('{"body": "x", "priority": -1}', "line 2: a priority is 0 or more"),
+        ('{"body": "x", "delay_level": 1.5}', "line 2: field must be a whole number (field='delay_level'"),
+        ('{"body": "x", "delay_level": -1}', "line 2: delay_level is a whole number from 0 on"),
+        ('{"body": "x", "delay": "5m"}', "line 2: field must be a number of seconds (field='delay'"),
+        ('{"body": "x", "delay": NaN}', "line 2: delay takes a timedelta or a number of seconds"),
+        ('{"body": "x", "deliver_at": 1.5}', "line 2: field must be ISO 8601 or milliseconds since 1970"),
+        ('{"body": "x", "deliver_at": "noon"}', "line 2: deliver_at takes a time"),
+        ('{"body": "x", "delay": 1, "delay_level": 1}', "line 2: give one of delay, deliver_at and delay_level"),
+        ('{"body": "x", "deliverAt": 1}', "line 2: unknown field; did you mean 'deliver_at'?"),
         ('{"body": "\\ud800"}', "line 2: body is not valid UTF-8"),
         ('{"body": "x", "tags": "\\ud800"}', "line 2: tags is not valid UTF-8"),
         ("[" * 100_000, "line 2: not valid JSON"),

@@ -20,7 +20,7 @@ from cli_runner import Run
 
 from rmq_spark import Message, Producer, Store
 from rmq_spark.errors import UnavailableError
-from rmq_spark.services import runner as runner_module
+from rmq_spark.services import parts
 from rmq_spark.services.catalog import all_services
 from rmq_spark.services.runner import ServiceRunner, ServiceStatus
 from rmq_spark.services.status_page import UNHEALTHY_FAILURES, StatusPage, health
@@ -85,7 +85,7 @@ def test_it_serves_tells_its_health_and_stops_on_sigterm(store: Path):
 
 
 def test_it_survives_a_storage_that_fails_for_a_while_and_its_health_says_so(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(runner_module, "BACK_OFF_SECONDS_MIN", 0.001)
+    monkeypatch.setattr(parts, "BACK_OFF_SECONDS_MIN", 0.001)
     with Store.create(str(tmp_path / "store"), services="off") as store:
         runner = ServiceRunner(all_services(store), store.clock)
         with runner, StatusPage(0, runner.status, metrics=False) as page:

@@ -14,6 +14,7 @@ from rmq_spark.clock import ManualClock
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.model.message_queue import MessageQueue
 from rmq_spark.rules.assignment import own_room, strategy_of
+from rmq_spark.services.timer import set_delay_levels
 
 
 @pytest.fixture
@@ -58,6 +59,12 @@ def test_a_failure_fails_the_whole_batch_whatever_the_index(store: Store) -> Non
 def test_the_listener_says_at_which_delay_level_they_come_again(store: Store, level: int, queue: int) -> None:
     consume(store, ConsumeOutcome(ack_index=1, delay_level=level))
     assert rows(store, "SCHEDULE_TOPIC_XXXX") == [(b"c", queue)]
+
+
+def test_a_level_above_18_counts_if_the_store_has_so_many(store: Store) -> None:
+    set_delay_levels(store, " ".join(["1s"] * 20))
+    consume(store, ConsumeOutcome(ack_index=1, delay_level=21))
+    assert rows(store, "SCHEDULE_TOPIC_XXXX") == [(b"c", 19)]
 
 
 @pytest.mark.parametrize("options", [{}, {"pop": True}, {"orderly": True}])

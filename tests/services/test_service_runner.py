@@ -16,6 +16,7 @@ from rmq_spark.model.message import Message
 from rmq_spark.rules import service_lease
 from rmq_spark.rules.lease import Lease
 from rmq_spark.rules.service_lease import LEASE_MS, TAKEOVER_MS, ServiceLeases
+from rmq_spark.services import parts
 from rmq_spark.services import runner as runner_module
 from rmq_spark.services.runner import ServiceRunner
 from rmq_spark.services.timer import TimerService
@@ -42,7 +43,7 @@ class Counting:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(runner_module, "BACK_OFF_SECONDS_MIN", 0.001)
+    monkeypatch.setattr(parts, "BACK_OFF_SECONDS_MIN", 0.001)
 
 
 def test_a_failure_is_noted_and_tried_again():

@@ -26,6 +26,7 @@ from rmq_spark.log.core_folds import SinkBatches
 from rmq_spark.log.roll import roll
 from rmq_spark.log.verify import verify
 from rmq_spark.model.settings import LogSettings
+from rmq_spark.services.timer import set_delay_levels
 from rmq_spark.spark import open_stores, sink_commit, writer
 from rmq_spark.spark.options import WriteOptions
 from rmq_spark.spark.sink_commit import BatchName
@@ -179,6 +180,20 @@ def test_delayed_rows_are_parked_as_a_broker_does_it(store: Store) -> None:
     assert dict(found["time"]["properties"]) == {"TIMER_DELIVER_MS": str(soon), "TIMER_OUT_MS": str(soon), **real}
     assert dict(found["past"]["properties"]) == {"TIMER_DELIVER_MS": "1000"}
     assert store.topic("t").queues == {"broker-0": 1}, "the topic that they are for exists"
+
+
+@pytest.mark.parametrize(("levels", "highest"), [(20, 20), (2, 2)])
+def test_delay_levels_are_those_of_the_store(store: Store, levels: int, highest: int) -> None:
+    set_delay_levels(store, " ".join(["1s"] * levels))
+    column = pa.array([highest, highest + 1], pa.int32())
+    write(options_of(store, badRecordsTopic="bad"), batch_of(body=["last", "none"], delayTimeLevel=column))
+    parked, bad = stored(store, "SCHEDULE_TOPIC_XXXX", "bad")
+    assert (parked["body"], parked["queueId"], dict(parked["properties"])["DELAY"]) == (
+        b"last",
+        highest - 1,
+        str(highest),
+    )
+    assert dict(bad["properties"])["BAD_REASON"] == f"its delayTimeLevel is not 0 (no delay) to {highest}"
 
 
 def test_only_appending_is_offered(store: Store) -> None:
