@@ -146,7 +146,7 @@ def _with_values(planned: Plan, batch: pa.RecordBatch, mask: BOOL, low: int, hig
         commit = batch.column("commitOffset").to_numpy(zero_copy_only=False)
         mask &= (commit >= low) & (commit < (high if high is not None else 1 << 62))
         if query.offsets is not None:
-            mask &= np.isin(commit, query.offsets)
+            mask &= query.wants_any(commit, commit + 1)
     if "storeTimestamp" in names:
         times = batch.column("storeTimestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
         if query.from_ms is not None:
@@ -412,7 +412,7 @@ class _Reading:
             names.append("storeTimestamp")
         if self._settled and (query.start > self._source.first or (query.end or 1 << 62) < self._source.end):
             names.append("commitOffset")
-        if query.offsets is not None or (self._settled and not self._meta_inside()):
+        if self._settled and (query.offsets is not None or not self._meta_inside()):
             names.append("commitOffset")
         return list(dict.fromkeys(names))
 
@@ -428,10 +428,11 @@ class _Reading:
         high = int(np.searchsorted(first, end, "left"))
         starts = np.maximum(first[low:high], begin)
         counts = np.minimum(last[low:high], end) - starts
-        if len(counts) == 1:
-            return np.arange(starts[0], starts[0] + counts[0])
         shift = np.repeat(starts - (np.cumsum(counts) - counts), counts)
         rows: I64 = shift + np.arange(int(counts.sum()))
+        if self._query.offsets is not None and not self._settled:  # there a log offset is a row number
+            offsets = rows + self._source.first
+            rows = rows[self._query.wants_any(offsets, offsets + 1)]
         return rows
 
     def _stored(self, names: list[str]) -> list[str]:
