@@ -59,7 +59,7 @@ DeliverAtOption = Annotated[
     str | None, typer.Option("--deliver-at", metavar="TIME", help="Deliver it at this time: ISO 8601 or ms.")
 ]
 DelayLevelOption = Annotated[
-    int | None, typer.Option("--delay-level", min=1, max=18, help="Deliver it after RocketMQ's level: 3 is 10 s.")
+    int | None, typer.Option("--delay-level", min=1, help="Deliver it after RocketMQ's level: 3 is 10 s.")
 ]
 
 
@@ -144,6 +144,7 @@ def send(
     )
     started = time.monotonic()
     with given.open(read_only=False, flush=flush) as opened, given.out.progress("sending", "messages") as advance:
+        _check_level(opened, delay_level)
         work = Sending(opened, defaults, no_create, advance, Tally(topic))
         try:
             if body is not None:
@@ -230,6 +231,17 @@ def _check_delivery(count: int | None, given: Mapping[str, object]) -> None:
     waits = [name for name in wanted if name != "--priority"]
     if len(waits) > 1:
         raise InvalidRequestError(f"give either {' or '.join(waits)}: a message has one delivery time")
+
+
+def _check_level(store: Store, level: int | None) -> None:
+    """Refuse a delay level that the store does not have; a producer would take its last one.
+
+    Raises:
+        InvalidRequestError: there is no such level.
+    """
+    levels = len(store.cluster_settings().delay_levels_ms)
+    if level is not None and level > levels:
+        raise InvalidRequestError(f"the store has delay levels 1 to {levels}; give one of them", level=level)
 
 
 def _check_room(store: Store, count: int, size: int, yes: bool) -> None:

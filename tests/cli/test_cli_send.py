@@ -8,6 +8,7 @@ import pytest
 from cli_runner import Run
 
 from rmq_spark import Store
+from rmq_spark.client.delays import set_delay_levels
 from rmq_spark.model.java_hash import java_hash
 
 
@@ -305,6 +306,15 @@ def test_a_delivery_time_is_given_in_three_ways(run: Run, store: Path) -> None:
     assert {b"one", b"two"} <= rows.keys()
 
 
+def test_delay_levels_are_those_of_the_store(run: Run, store: Path) -> None:
+    with Store.open(str(store), services="off") as opened:
+        set_delay_levels(opened, " ".join(f"{level}s" for level in range(1, 21)))
+    assert run("send", "t", "--body", "x", "--delay-level", "20").code == 0
+    refused = run("send", "t", "--body", "x", "--delay-level", "21")
+    assert refused.code == 2
+    assert "the store has delay levels 1 to 20" in " ".join(refused.err.split())
+
+
 def test_a_priority_needs_a_topic_that_has_them(run: Run) -> None:
     run("topic", "create", "p", "--type", "PRIORITY")
     assert run("send", "p", "--body", "x", "--priority", "2", "--json").json["queueId"] == 2
@@ -321,7 +331,7 @@ def test_a_priority_needs_a_topic_that_has_them(run: Run) -> None:
         (["--deliver-at", "5m"], "--deliver-at takes milliseconds since 1970 or ISO 8601"),
         (["--delay", "1", "--deliver-at", "2999-01-01"], "give either --delay or --deliver-at"),
         (["--delay", "1", "--delay-level", "3"], "give either --delay or --delay-level"),
-        (["--delay-level", "19"], "19 is not in the range"),
+        (["--delay-level", "19"], "the store has delay levels 1 to 18"),
         (["--priority", "-1"], "-1 is not in the range"),
         (["--count", "3", "--delay", "5"], "--delay does not go with --count"),
         (["--count", "3", "--priority", "5"], "--priority does not go with --count"),
