@@ -135,8 +135,8 @@ def test_waiting_looks_at_a_commit_once() -> None:
         assert not query.trigger()
     cursor = query.reader._plan._cursors["broker-0"]
     looked = []
-    real = cursor._runs._file_runs
-    cursor._runs._file_runs = lambda source: looked.append(source) or real(source)  # type: ignore[method-assign, func-returns-value]
+    real = cursor._runs._meta
+    cursor._runs._meta = lambda source: looked.append(source) or real(source)  # type: ignore[method-assign, func-returns-value]
     world.send("t", 1)
     assert query.run() == 1
     assert {source.first for source in looked} == {31}
