@@ -54,7 +54,7 @@ class Parts:
         Args:
             kind: what the parts are.
             work: by the part's name.
-            or_raise: if all parts fail, raise what the first one did, and let whoever calls pause.
+            or_raise: if all parts fail at once, raise what the first one did, and let whoever calls pause.
 
         Raises:
             ClosedError: the store was closed.
@@ -76,7 +76,7 @@ class Parts:
                 _log.warning(told, self._service, kind, name, before.count)
         for part in [part for part in self._failures if part[0] == kind and part[1] not in work]:
             del self._failures[part]
-        if or_raise and errors and not answers:
+        if or_raise and errors and len(errors) == len(work):
             for part in [part for part in self._failures if part[0] == kind]:
                 del self._failures[part]
             raise next(iter(errors.values()))

@@ -81,7 +81,7 @@ class ReviveService:
                 f"group {place[0]} topic {place[1]} queue {place[2]}": partial(self._revive, broker, log, place, held)
                 for place, held in log.look(self._overdue)
             }
-            if not sum(self.parts.each(broker, work).values()):
+            if not sum(self.parts.each(f"{BROKERS} {broker}", work).values()):
                 break  # nothing is left, another copy was faster, or the log's time is behind this machine's
         now_ms = self._store.clock.now_ms()
         next_ms = log.look(partial(_next_due, now_ms=now_ms))

@@ -250,17 +250,17 @@ class TimerService:
     def timers(self, broker: str) -> BrokerTimers:
         """The deliverer of one log."""
         if broker not in self._timers:
-            adopt_levels(self._store, [broker])  # whoever set them may have died on the way
             self._timers[broker] = BrokerTimers(self._store.log(broker), self._holder)
         return self._timers[broker]
 
     def run_once(self) -> float:
         now_ns = self._store.clock.elapsed_ns()
-        if self._looked_ns is None or now_ns - self._looked_ns >= LOOK_SECONDS * 1e9:
+        looks = self._looked_ns is None or now_ns - self._looked_ns >= LOOK_SECONDS * 1e9
+        if looks:
             # A busy log wakes it a hundred times a second; brokers come once in a while.
             self._known = self._brokers or tuple(self._store.brokers())
             self._looked_ns = now_ns
-        self.parts.each(BROKERS, {name: partial(self._run_broker, name) for name in self._known}, or_raise=True)
+        self.parts.each(BROKERS, {name: partial(self._run_broker, name, looks) for name in self._known}, or_raise=True)
         due = [at for each in self._working() if (at := each.next_due_ms()) is not None]
         if not due:
             return LOOK_SECONDS
@@ -285,7 +285,9 @@ class TimerService:
         due = [at for each in self._timers.values() if (at := each.next_due_ms()) is not None]
         return max(0, now - min(due)) if due else 0
 
-    def _run_broker(self, broker: str) -> None:
+    def _run_broker(self, broker: str, looks: bool) -> None:
+        if looks:
+            adopt_levels(self._store, [broker])  # whoever set them may have died on the way, or met another
         self.timers(broker).run_once()
 
     def _working(self) -> list[BrokerTimers]:

@@ -63,7 +63,9 @@ class BrokerChecks:
             mine = others_until <= now or now - each.next_check_ms >= service_lease.TAKEOVER_MS
             if each.next_check_ms <= now and mine:
                 due.setdefault(f"group {each.group}", {})[tx_id] = each
-        self.parts.each(self._log.broker, {group: partial(self._check, found) for group, found in due.items()})
+        self.parts.each(
+            f"{BROKERS} {self._log.broker}", {group: partial(self._check, found) for group, found in due.items()}
+        )
         if due:
             _, _, open_ = self._log.look(self._look)
         self.next_check_ms = min((each.next_check_ms for each in open_.values()), default=None)

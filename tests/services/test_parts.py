@@ -89,6 +89,14 @@ class TestParts:
         assert work.did == ["a", "b"] * 2
         assert not caplog.records, "whoever runs the service tells it"
 
+    def test_one_that_pauses_is_not_forgotten_when_the_others_fail(self) -> None:
+        work, parts = Work("a"), Parts("timer", ManualClock())
+        work.each(parts, "a", "b", or_raise=True)
+        work.bad.add("b")
+        assert work.each(parts, "a", "b", or_raise=True) == {}
+        assert work.did == ["a", "b", "b"]
+        assert {part: failure.count for part, failure in parts.failures().items()} == {"broker a": 1, "broker b": 1}
+
     def test_one_that_is_gone_fails_no_more(self) -> None:
         work, parts = Work("a"), Parts("timer", ManualClock())
         work.each(parts, "a", "b")
@@ -183,7 +191,7 @@ def test_a_group_whose_messages_cannot_be_given_back_holds_up_no_other(
         lambda view: {place[0] for place in view.state.fold(PopState).held}
     )
     assert held == {"bad"}
-    assert list(revive.parts.failures()) == ["broker-0 group bad topic t queue 0"]
+    assert list(revive.parts.failures()) == ["broker broker-0 group bad topic t queue 0"]
     assert "group bad topic t queue 0" in caplog.text
 
 
@@ -206,7 +214,7 @@ def test_a_group_whose_transactions_cannot_be_given_up_holds_up_no_other(
     service.run_once()
     left = world.store.log("broker-0").look(lambda view: view.state.fold(Transactions).open.values())
     assert [each.group for each in left] == ["bad"]
-    assert "failed for broker-0 group bad" in caplog.text
+    assert "failed for broker broker-0 group bad" in caplog.text
 
 
 class Failing:
