@@ -64,8 +64,15 @@ def settings_for(store: Store, level: int, settings: delay.DelaySettings = delay
     """Settings that know a level: the store may have a longer list, which is looked up only for the few that need it.
 
     Raises:
-        RmqError: the nameserver log could not be read.
+        RmqError: a log could not be read.
     """
     if level <= len(settings.levels_ms):
         return settings
-    return replace(settings, levels_ms=max(settings.levels_ms, store.cluster_settings().delay_levels_ms, key=len))
+    levels = store.nameserver.look(lambda view: view.state.fold(ClusterConfig).own_delay_levels)
+    # An older version told the list to the brokers only.
+    lists = [_levels_of(store, broker) for broker in store.brokers()] if levels is None else [levels]
+    return replace(settings, levels_ms=max([settings.levels_ms, *lists], key=len))
+
+
+def _levels_of(store: Store, broker: str) -> tuple[int, ...]:
+    return store.log(broker, TimerProgress).look(lambda view: view.state.fold(TimerProgress).levels()[-1][1].levels_ms)

@@ -65,6 +65,18 @@ def test_the_timer_service_gives_a_broker_the_levels_that_a_call_did_not_reach(w
         world.clock.advance(1)
 
 
+def test_a_list_that_an_older_version_gave_to_the_broker_alone_counts(world: ServiceWorld) -> None:
+    world.store.create_topic("t", queues=1)
+    levels = [1_000 * level for level in range(1, 21)]
+    world.store.log("broker-0", TimerProgress).decide(timer.change_levels(levels))
+    world.producer().send(Message("t", b"x", delay_level=20))
+    timers = TimerService(world.store)
+    for seconds, due in ((19.999, []), (0.001, [b"x"])):
+        world.clock.advance(seconds)
+        timers.run_once()
+        assert world.bodies("t") == due
+
+
 def test_without_a_list_of_its_own_a_store_has_rocketmqs_levels(world: ServiceWorld) -> None:
     add(world)
     assert len(levels_of(world, "later")) == 18
