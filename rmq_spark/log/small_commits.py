@@ -46,45 +46,36 @@ def join_rows(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:
         CorruptDataError: a commit's rows cannot be parsed, or are not as many as it says.
     """
     whole = decode_commits(metas)
-    firsts = np.array([meta.doc["first"] for meta in metas], np.int64)
-    counts = np.array([meta.rows for meta in metas], np.int64)
-    commit = np.arange(len(whole)) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
-    times = np.repeat(np.array([meta.doc["ts"] for meta in metas], np.int64), counts)
-    queue = queue_offsets_of(metas)
-    order = find_order(whole).order
-    if order is not None:
-        whole = whole.take(integers(order))
-        commit, times, queue = commit[order], times[order], queue[order]
-    return _messages(whole, broker, commit, queue, times)
+    return _messages(metas, broker, whole, find_order(whole).order)
 
 
 def queue_rows(metas: Sequence[FileMeta], broker: str, topic: str, queue: int) -> pa.RecordBatch:
-    """The messages of one queue in small commits that follow each other in it, as a batch of `schema.MESSAGE`.
+    """The messages of one queue in small commits, each of which has some, as a batch of `schema.MESSAGE`.
 
     Raises:
         CorruptDataError: a commit's rows cannot be parsed, or are not as many as it says.
     """
     whole = decode_commits(metas)
-    rows, commit, offsets, times = list[I64](), list[I64](), list[I64](), list[I64]()
-    before = 0
+    parts, before = [], 0
     for meta in metas:
-        runs, doc = meta.runs, meta.doc
-        [run] = np.flatnonzero((runs.topic == runs.topics.index(topic)) & (runs.queue == queue))
-        step = np.arange(runs.rows[run], dtype=np.int64)
-        low = int(runs.rows[:run].sum())
-        rows.append(step + (before + low))
-        commit.append(step + (doc["first"] + low))
-        offsets.append(step + meta.bases[run])
-        times.append(np.full(len(step), doc["ts"], np.int64))
+        [run] = meta.runs.of_queue(topic, queue)
+        first = before + int(meta.runs.rows[:run].sum())
+        parts.append(np.arange(first, first + int(meta.runs.rows[run])))
         before += meta.rows
-    mine = np.concatenate(rows)
-    if len(mine) < len(whole):
-        whole = whole.take(integers(mine))
-    return _messages(whole, broker, np.concatenate(commit), np.concatenate(offsets), np.concatenate(times))
+    rows = np.concatenate(parts)
+    return _messages(metas, broker, whole, rows if len(rows) < len(whole) else None)
 
 
-def _messages(whole: pa.RecordBatch, broker: str, commit: I64, queue: I64, times: I64) -> pa.RecordBatch:
-    """Stored rows with the columns that follow from where they are."""
+def _messages(metas: Sequence[FileMeta], broker: str, whole: pa.RecordBatch, rows: I64 | None) -> pa.RecordBatch:
+    """Rows of these commits, all by default, with the columns that follow from where they are."""
+    firsts = np.array([meta.doc["first"] for meta in metas], np.int64)
+    counts = np.array([meta.rows for meta in metas], np.int64)
+    commit = np.arange(len(whole)) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+    times = np.repeat(np.array([meta.doc["ts"] for meta in metas], np.int64), counts)
+    queue = queue_offsets_of(metas)
+    if rows is not None:
+        whole = whole.take(integers(rows))
+        commit, times, queue = commit[rows], times[rows], queue[rows]
     derived = {
         "brokerName": repeated(broker, len(whole)),
         "commitOffset": integers(commit),

@@ -107,13 +107,7 @@ class TailIndex:
         """First offsets of the commits that may hold queue offsets [low, high) of the queues named."""
         commits = set(self.wide)
         for (topic, queue), (low, high) in ranges.items():
-            rows = self._runs_of(topic, queue)
-            if low >= high or not len(rows):
-                continue
-            bases = np.frombuffer(self.run_bases, np.int64)[rows]
-            begin = max(0, int(np.searchsorted(bases, low, "right")) - 1)
-            end = int(np.searchsorted(bases, high, "left"))
-            commits.update(np.frombuffer(self.run_commits, np.int64)[rows[begin:end]].tolist())
+            commits.update(self.run_commits[row] for row in self._runs_in(topic, queue, low, high))
         return commits
 
     def small_in_range(self, topic: str, queue: int, low: int, high: int) -> list[tuple[int, int]] | None:
@@ -121,14 +115,10 @@ class TailIndex:
 
         None: the commits here do not hold all of them, or some are large, or may hold any queue.
         """
-        rows = self._runs_of(topic, queue)
-        if self.wide or not len(rows) or low < self.run_bases[rows[0]]:
+        rows = self._runs_in(topic, queue, low, high)
+        if self.wide or not rows or low < self.run_bases[rows[0]] or len(rows) > SMALL_COMMITS_MAX:
             return None
-        bases = np.frombuffer(self.run_bases, np.int64)[rows]
-        begin, end = np.searchsorted(bases, low, "right") - 1, np.searchsorted(bases, high, "left")
-        if end - begin > SMALL_COMMITS_MAX:
-            return None
-        numbers = [self.number_of(self.run_commits[row]) for row in rows[begin:end].tolist()]
+        numbers = [self.number_of(self.run_commits[row]) for row in rows]
         if any(self.sizes[number] > SMALL_COMMIT_BYTES for number in numbers):
             return None
         return [(self.firsts[number], self.fingerprints[number]) for number in numbers]
@@ -165,6 +155,16 @@ class TailIndex:
 
     def _number(self, topic: str) -> int:
         return self._topics.setdefault(topic, len(self._topics))
+
+    def _runs_in(self, topic: str, queue: int, low: int, high: int) -> list[int]:
+        """Numbers of the runs that may hold queue offsets [low, high)."""
+        rows = self._runs_of(topic, queue)
+        if low >= high or not len(rows):
+            return []
+        bases = np.frombuffer(self.run_bases, np.int64)[rows]
+        begin = max(0, int(np.searchsorted(bases, low, "right")) - 1)
+        found: list[int] = rows[begin : int(np.searchsorted(bases, high, "left"))].tolist()
+        return found
 
     def _runs_of(self, topic: str, queue: int) -> I64:
         number = self._topics.get(topic)

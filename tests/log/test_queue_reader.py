@@ -12,7 +12,7 @@ from test_point_read import SETTINGS, everything, grown, table
 
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import DataExpiredError
-from rmq_spark.log import queue_reader, scan
+from rmq_spark.log import queue_reader, scan, tail_index
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.expire import expire
 from rmq_spark.log.queue_reader import QueueFilter, read_queue
@@ -49,6 +49,21 @@ def test_messages_are_those_of_a_scan_in_order(seed: int, wanted: QueueFilter) -
         for topic, queue in QUEUES:
             mine = [row for row in rows.to_pylist() if (row["topic"], row["queueId"]) == (topic, queue)]
             assert read_all(reader, topic, queue, draw, wanted).to_pylist() == mine
+
+
+def test_commits_whose_queues_are_not_listed_are_read_by_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail_index, "WIDE_RUNS", 2)
+    clock = ManualClock()
+    with CommitLog(MemoryStorage(None, clock=clock), ROOT, BROKER, settings=SETTINGS, clock=clock) as log:
+        draw = random.Random(1)
+        for rows in (1, 6, 1, 6, 1, 6):
+            log.append(table(draw, rows))
+        assert 0 < len(log.view.state.commits.wide) < 6
+        for topic, queue in QUEUES:
+            end = log.view.state.queues.bounds(topic, queue)[1]
+            read = read_all(log, topic, queue, draw, queue_reader.ALL)
+            assert read.num_rows == end
+            assert not end or read["queueOffset"].to_pylist() == list(range(end))
 
 
 class TestTail:
