@@ -152,7 +152,7 @@ def scan():
         share = part.bytes_read / everything.bytes_read
         report(f"{layout}: bytes of one queue of 8 / of all", share, "", "about 0.125")
         report(f"{layout}: memory above the start while scanning", peak - before, "MB", "flat")
-        report(f"{layout}: rows/s", everything.rows_returned / seconds, "", "")
+        report(f"{layout}: rows/s", everything.rows_read / seconds, "", "")
     log.close()
 
 

@@ -66,7 +66,7 @@ def topic_sizes(store: Store, topics: Sequence[Topic]) -> dict[str, TopicSize]:
 def _bytes_of(store: Store, topics: Mapping[str, Topic]) -> dict[str, int]:
     """Bytes of each topic's messages, from the metadata of files: no message is read."""
     from rmq_spark.log.files import read_planned
-    from rmq_spark.log.scan import Query, ScanStats, plan
+    from rmq_spark.log.scan import Query, plan
 
     found: Counter[str] = Counter()
     for broker in sorted({broker for topic in topics.values() for broker in topic.queues}):
@@ -81,7 +81,7 @@ def _bytes_of(store: Store, topics: Mapping[str, Topic]) -> dict[str, int]:
             return sizes
 
         query = Query(topics=names)
-        found.update(read_planned(log, lambda view, query=query: plan(view, query, ScanStats()), add))  # type: ignore[misc]
+        found.update(read_planned(log, lambda view, query=query: plan(view, query), add))  # type: ignore[misc]
     return found
 
 

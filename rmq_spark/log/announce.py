@@ -26,7 +26,7 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.request import LANDABLE_MS, Offer, Request
 from rmq_spark.log.rows import prepare
 from rmq_spark.log.schema import Row
-from rmq_spark.log.small_files import decode_small_files
+from rmq_spark.log.small_commits import decode_small, is_small
 from rmq_spark.model import names
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -83,9 +83,9 @@ def helped_batches(
         try:
             data = storage.read(path)
             meta = parse(path, data, len(data))
-            if meta.kind != "rows" or names.STATE_TOPICS.intersection(meta.doc["topics"]):
+            if meta.kind != "rows" or not is_small(meta) or names.STATE_TOPICS.intersection(meta.doc["topics"]):
                 continue
-            batch = MessageBatch(_rows(decode_small_files([data], "rows")))
+            batch = MessageBatch(_rows(decode_small([meta])))
         except (NotFoundError, CorruptDataError, UnsupportedVersionError):
             continue  # its owner has withdrawn it; one that is damaged or of another version is the owner's to land
         helped += 1

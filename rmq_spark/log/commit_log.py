@@ -296,7 +296,7 @@ class CommitLog:
         """
         view = self.refresh()
         with self._lock:
-            plan = scan.plan(view, query or scan.Query(), stats or scan.ScanStats())
+            plan = scan.plan(view, query or scan.Query(), stats)
         return scan.run(self, plan)
 
     # ------------------------------------------------------------ inner works

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.log import ipc_file
@@ -24,6 +25,12 @@ from rmq_spark.log.file_format import (
 from rmq_spark.log.file_layout import column_places, newest_schema
 from rmq_spark.storage.base import Storage
 
+I64 = npt.NDArray[np.int64]
+BOOL = npt.NDArray[np.bool_]
+
+Tail = tuple[bytes, int]
+"""A file's last bytes, and its size."""
+
 READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
 """Neighbouring whole blocks are fetched together up to this size; it bounds a scan's memory."""
 STRETCH_ROWS: Final = 16_384
@@ -35,7 +42,7 @@ GAP_BYTES: Final = 16 * 1024
 """Two wanted ranges with no more than this between them are fetched as one."""
 
 
-def read_meta(storage: Storage, path: str, kind: str, tail: tuple[bytes, int] | None = None) -> FileMeta:
+def read_meta(storage: Storage, path: str, kind: str, tail: Tail | None = None) -> FileMeta:
     """Return the checked metadata of the file at `path`, which must be of the given kind.
 
     `tail` is what `Storage.read_tail` has given for `TAIL_BYTES`, if that was read before.
@@ -53,6 +60,15 @@ def read_meta(storage: Storage, path: str, kind: str, tail: tuple[bytes, int] | 
     if meta.kind != kind:
         raise meta.corrupt("file is of another kind", kind=meta.kind, expected=kind)
     return meta
+
+
+def blocks_with(meta: FileMeta, first: I64, last: I64) -> BOOL:
+    """Which blocks of a file hold rows of the ranges [first, last), none of which is empty."""
+    starts = meta.block_rows
+    touched = np.zeros(len(starts), np.int64)
+    np.add.at(touched, np.searchsorted(starts, first, "right") - 1, 1)
+    np.add.at(touched, np.searchsorted(starts, last, "left"), -1)
+    return np.cumsum(touched)[:-1] > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +132,16 @@ class FileReader:
             ]
             yield block, pa.RecordBatch.from_arrays(columns, names=list(names))
 
-    def read_stretches(
-        self, blocks: Sequence[int], names: Sequence[str], rows_max: int | None = None
-    ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    def read_stretches(self, blocks: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """As `read_blocks`, with neighbours put together: yield (first block, the one behind the last, their rows).
 
         Whatever is done with a batch has a price for each batch, and a block may hold a few hundred rows only.
         """
         sizes = self._wanted_bytes(names)
-        rows_max = rows_max or STRETCH_ROWS
         waiting: list[pa.RecordBatch] = []
         first = rows = size = 0
         for block, batch in self.read_blocks(blocks, names):
-            full = rows + batch.num_rows > rows_max or size + sizes[block] > STRETCH_BYTES
+            full = rows + batch.num_rows > STRETCH_ROWS or size + sizes[block] > STRETCH_BYTES
             if waiting and (full or block != first + len(waiting)):
                 yield first, first + len(waiting), _join(waiting)
                 waiting = []

@@ -7,7 +7,6 @@ plans by fingerprint, reads through this door, and plans again when another file
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log.file_format import TAIL_BYTES, FileMeta
-from rmq_spark.log.file_reader import read_meta
+from rmq_spark.log.file_reader import Tail, read_meta
 from rmq_spark.log.tail_index import fingerprint
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -55,18 +54,15 @@ class LogFiles:
         Raises:
             CorruptDataError: one is damaged.
         """
-        listed: list[int] = []
-        tails: dict[int, tuple[bytes, int] | None] = {}
+        ahead: Iterator[tuple[int, Tail | None]] = iter(())
         for number in count():
             if number == NEAR_COMMITS:
                 listed = sorted(commit_numbers(self.storage, self.root, offset))
-            at = bisect_left(listed, offset)
-            if offset not in tails and listed[at : at + 1] == [offset]:
-                ahead = listed[at : at + AHEAD_COMMITS]
-                names = [paths.commit(self.root, first) for first in ahead]
-                tails = dict(zip(ahead, self.storage.read_tails(names, TAIL_BYTES), strict=True))
+                ahead = zip(listed, self._read_ahead([paths.commit(self.root, first) for first in listed]), strict=True)
+            first, tail = next((each for each in ahead if each[0] >= offset), (offset, None))
             try:
-                meta = read_meta(self.storage, paths.commit(self.root, offset), "commit", tails.pop(offset, None))
+                path = paths.commit(self.root, offset)
+                meta = read_meta(self.storage, path, "commit", tail if first == offset else None)
             except NotFoundError:
                 return
             self.keep(meta)
@@ -77,7 +73,7 @@ class LogFiles:
         """Whether the metadata of this file is here, so that asking for it reads nothing."""
         return (path, wanted) in self._kept
 
-    def meta(self, path: str, kind: str, wanted: int, tail: tuple[bytes, int] | None = None) -> FileMeta:
+    def meta(self, path: str, kind: str, wanted: int, tail: Tail | None = None) -> FileMeta:
         """The metadata of the file with the fingerprint `wanted`; `tail` are its last bytes, if they were read before.
 
         Raises:
@@ -104,15 +100,17 @@ class LogFiles:
             CorruptDataError: one of them is damaged.
         """
         names = [paths.commit(self.root, first) for first, _ in wanted]
-        unread = [name for name, (_, mark) in zip(names, wanted, strict=True) if not self.has(name, mark)]
-        tails: dict[str, tuple[bytes, int] | None] = {}
-        metas = []
-        for name, (_, mark) in zip(names, wanted, strict=True):
-            if unread and name == unread[0]:
-                ahead, unread = unread[:AHEAD_COMMITS], unread[AHEAD_COMMITS:]
-                tails = dict(zip(ahead, self.storage.read_tails(ahead, TAIL_BYTES), strict=True))
-            metas.append(self.meta(name, "commit", mark, tails.pop(name, None)))
-        return metas
+        known = [self.has(name, mark) for name, (_, mark) in zip(names, wanted, strict=True)]
+        tails = self._read_ahead([name for name, here in zip(names, known, strict=True) if not here])
+        return [
+            self.meta(name, "commit", mark, None if here else next(tails))
+            for name, here, (_, mark) in zip(names, known, wanted, strict=True)
+        ]
+
+    def _read_ahead(self, names: Sequence[str]) -> Iterator[Tail | None]:
+        """The last bytes of each file, read many at a time; None: it is not there."""
+        for at in range(0, len(names), AHEAD_COMMITS):
+            yield from self.storage.read_tails(names[at : at + AHEAD_COMMITS], TAIL_BYTES)
 
     def segment(self, segment: SegmentRef) -> FileMeta:
         """The metadata of a segment that a mark names.
@@ -141,21 +139,6 @@ class LogFiles:
             else:
                 return at
         return low
-
-    def row_file(self, name: str, digest: str) -> FileMeta:
-        """The metadata of a row file that a commit names.
-
-        Raises:
-            NotFoundError: it is gone.
-            CorruptDataError: it is damaged, or another one.
-        """
-        path = paths.data_file(self.root, name)
-        try:
-            return self.meta(path, "rows", fingerprint(digest))
-        except NotFoundError as error:
-            if self.storage.exists(path):
-                raise CorruptDataError("not the row file that its commit names", file=path, expected=digest) from error
-            raise
 
     def keep(self, meta: FileMeta) -> None:
         """Remember a file's metadata for whoever asks next."""

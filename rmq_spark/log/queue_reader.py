@@ -11,8 +11,9 @@ scan. All else is one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from rmq_spark.errors import DataExpiredError, NotFoundError
 from rmq_spark.log import scan, schema
-from rmq_spark.log.files import LogFiles, read_planned
+from rmq_spark.log.files import read_planned
 from rmq_spark.log.marks import SegmentRef
 from rmq_spark.log.small_commits import is_small, queue_rows
 
@@ -89,45 +90,61 @@ def read_queue(
     """
     names = tuple(columns or schema.MESSAGE.names)
     needed = tuple(dict.fromkeys((*names, "commitOffset")))
-    if (tail := _read_tail(log, topic, queue, (offset, offset + rows_max), wanted)) is not None:
-        messages, next_offset, end = tail
-        at = messages.column("commitOffset")
-        return QueueRead(messages.select(list(names)), next_offset, at[-1].as_py() + 1 if len(at) else place, end)
 
-    def plan(view: LogView) -> tuple[scan.Plan, int, int, tuple[SegmentRef, ...]]:
+    def result(rows: pa.RecordBatch, high: int, end: int) -> QueueRead:
+        at = rows.column("commitOffset")
+        return QueueRead(rows.select(list(names)), high, at[-1].as_py() + 1 if len(at) else place, end)
+
+    if (tail := _read_tail(log, topic, queue, (offset, offset + rows_max), wanted)) is not None:
+        return result(*tail)
+
+    def plan(view: LogView) -> _Planned:
         first, end = view.state.queues.bounds(topic, queue)
         if offset < first:
             raise DataExpiredError(
                 "the messages are no longer held", topic=topic, queue=queue, offset=offset, first=first
             )
         high = max(offset, min(end, offset + rows_max))
+        if high == offset:
+            return _Planned(None, high, end, ())
+        start, segments = place, view.mark.segments if not place else ()
+        if place < view.mark.floor:
+            tail = view.state.commits.runs_of(topic, queue)[1]
+            if len(tail) and offset >= tail[0]:
+                start, segments = view.mark.floor, ()
         query = scan.Query(
-            start=place,
+            start=start,
             ranges={(topic, queue): (offset, high)},
             tag_codes=wanted.tag_codes,
             predicate=wanted.predicate,
             predicate_columns=wanted.columns,
             columns=needed,
         )
-        planned = scan.plan(view, query, scan.ScanStats())
-        tail = view.state.commits.runs_of(topic, queue)[1]
-        rolled = not view.state.commits.wide and len(tail) > 0 and offset >= int(tail[0])
-        if rolled or high == offset:
-            planned.sources = [source for source in planned.sources if source.kind == "commit"]
-        return planned, high, end, view.mark.segments
+        return _Planned(scan.plan(view, query), high, end, segments)
 
-    def read(seen: tuple[scan.Plan, int, int, tuple[SegmentRef, ...]]) -> QueueRead:
-        planned, high, end, segments = seen
-        if high == offset:
-            return QueueRead(schema.no_messages(names), offset, place, end)
-        if not place and any(source.kind == "segment" for source in planned.sources):
-            _skip_segments(log.files, planned, segments, (topic, queue), (offset, high))
-        batches = list(scan.read_plan(log.files, log.broker, planned))
+    def read(seen: _Planned) -> QueueRead:
+        if seen.plan is None:
+            return QueueRead(schema.no_messages(names), offset, place, seen.end)
+        if seen.segments:
+            low, last = (log.files.segment_of(seen.segments, topic, queue, at) for at in (offset, seen.high - 1))
+            holding = {segment.first for segment in seen.segments[low : last + 1]}
+            seen.plan.sources = [each for each in seen.plan.sources if each.kind == "commit" or each.first in holding]
+        batches = list(scan.read_plan(log.files, log.broker, seen.plan))
         rows = pa.concat_batches(batches) if batches else schema.no_messages(needed)
-        at = rows.column("commitOffset").to_numpy(zero_copy_only=False)
-        return QueueRead(rows.select(list(names)), high, int(at[-1]) + 1 if len(at) else place, end)
+        return result(rows, seen.high, seen.end)
 
     return read_planned(log, plan, read)
+
+
+class _Planned(NamedTuple):
+    plan: scan.Plan | None
+    """None: there is nothing to read."""
+    high: int
+    """Behind the last offset that is looked at."""
+    end: int
+    """The queue's end."""
+    segments: tuple[SegmentRef, ...]
+    """To be searched for those that hold the offsets; empty: the plan names no other."""
 
 
 def _read_tail(
@@ -138,43 +155,19 @@ def _read_tail(
     Returns the messages, the offset behind them, and the queue's end.
     """
 
-    def plan(view: LogView) -> tuple[list[tuple[int, int]], int, int] | None:
-        low, (first, end) = bounds[0], view.state.queues.bounds(topic, queue)
+    def plan(view: LogView) -> tuple[list[tuple[int, int]], int, int]:
+        first, end = view.state.queues.bounds(topic, queue)
         high = min(end, bounds[1])
-        commits = view.state.commits.small_in_range(topic, queue, low, high) if first <= low < high else None
-        return None if commits is None else (commits, high, end)
+        is_held = first <= bounds[0] < high
+        return view.state.commits.small_in_range(topic, queue, bounds[0], high) if is_held else [], high, end
 
-    planned = log.peek(plan)
-    if planned is None:
-        return None
-    commits, high, end = planned
-    try:
+    commits, high, end = log.peek(plan) or ([], 0, 0)
+    with suppress(NotFoundError):  # rolled meanwhile
         metas = log.files.commits(commits)
-    except NotFoundError:
-        return None  # rolled meanwhile
-    if not all(is_small(meta) for meta in metas):
-        return None
-    rows = queue_rows(metas, log.broker, topic, queue)
-    begin = rows.column("queueOffset")[0].as_py()
-    rows = rows.slice(bounds[0] - begin, high - bounds[0])
-    if wanted.predicate is not None:
-        rows = rows.filter(pa.array(wanted.predicate(rows.select(list(wanted.columns)))))
-    return rows, high, end
-
-
-def _skip_segments(
-    files: LogFiles,
-    planned: scan.Plan,
-    segments: Sequence[SegmentRef],
-    place: tuple[str, int],
-    bounds: tuple[int, int],
-) -> None:
-    """Leave out of a plan the segments that hold none of the queue's offsets within `bounds`."""
-    low = files.segment_of(segments, *place, bounds[0])
-    last = files.segment_of(segments, *place, bounds[1] - 1)
-    keep = {f"/{segment.name}" for segment in segments[low : last + 1]}
-    planned.sources = [
-        source
-        for source in planned.sources
-        if source.kind != "segment" or source.path[source.path.rindex("/") :] in keep
-    ]
+        if metas and all(is_small(meta) for meta in metas):
+            rows = queue_rows(metas, log.broker, topic, queue)
+            rows = rows.slice(bounds[0] - rows.column("queueOffset")[0].as_py(), high - bounds[0])
+            if wanted.predicate is not None:
+                rows = rows.filter(pa.array(wanted.predicate(rows.select(list(wanted.columns)))))
+            return rows, high, end
+    return None

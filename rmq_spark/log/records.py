@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from rmq_spark.log.arrow_columns import integers
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.file_reader import FileReader
+from rmq_spark.log.file_reader import FileReader, blocks_with
 from rmq_spark.log.fold import Records
-from rmq_spark.log.small_commits import decode_commits, queue_offsets_of
+from rmq_spark.log.small_commits import decode_commits
 from rmq_spark.log.state import LogState
 from rmq_spark.storage.base import Storage
 
@@ -34,17 +34,16 @@ def read_records(storage: Storage, meta: FileMeta, state: LogState) -> Iterator[
         return
     if meta.doc.get("files"):
         raise meta.corrupt("state messages must be inline", topics=wanted)
-    runs, firsts, bases = meta.runs, meta.runs.first_rows(), meta.bases
+    runs, firsts = meta.runs, meta.runs.first_rows()
     for topic in wanted:
         fold = state.fold_of(topic)
         mine = np.flatnonzero(runs.topic == runs.topics.index(topic))
         low, high = int(firsts[mine[0]]), int(firsts[mine[-1]] + runs.rows[mine[-1]])
         rows = _read_rows(storage, meta, low, high, [name for name in fold.columns if name != "queueOffset"])
-        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         if "queueOffset" in fold.columns:
-            steps = [np.arange(count) + base for base, count in zip(bases[mine], runs.rows[mine], strict=True)]
-            columns["queueOffset"] = integers(np.concatenate(steps))
-        yield to_records(topic, columns, fold.columns, [meta.doc["ts"]] * (high - low))
+            steps = [np.arange(count) + base for base, count in zip(meta.bases[mine], runs.rows[mine], strict=True)]
+            rows = rows.append_column("queueOffset", integers(np.concatenate(steps)))
+        yield to_records(topic, rows, fold.columns, [meta.doc["ts"]] * (high - low))
 
 
 def join_records(metas: Sequence[FileMeta], state: LogState) -> Iterator[Records]:
@@ -62,17 +61,13 @@ def join_records(metas: Sequence[FileMeta], state: LogState) -> Iterator[Records
     topic_of = [name for meta in metas for name in _topics_of(meta)]
     for fold in {state.fold_of(topic).name: state.fold_of(topic) for topic in topics}.values():
         at = np.array([row for row, topic in enumerate(topic_of) if topic in fold.topics], np.int64)
-        mine = rows.select([name for name in fold.columns if name != "queueOffset"])
+        mine = rows.select(list(fold.columns))
         if len(at) < len(rows):
             mine = mine.take(integers(at))
-        columns = dict(zip(mine.schema.names, mine.columns, strict=True))
-        if "queueOffset" in fold.columns:
-            columns["queueOffset"] = integers(queue_offsets_of(metas)[at])
         when, names = times[at].tolist(), [topic_of[row] for row in at.tolist()]
         edges = [row for row in range(1, len(at)) if names[row] != names[row - 1]]
         for low, high in zip([0, *edges], [*edges, len(at)], strict=True):
-            part = {name: column.slice(low, high - low) for name, column in columns.items()} if edges else columns
-            yield to_records(names[low], part, fold.columns, when[low:high])
+            yield to_records(names[low], mine.slice(low, high - low), fold.columns, when[low:high])
 
 
 def _topics_of(meta: FileMeta) -> list[str]:
@@ -84,11 +79,11 @@ def _topics_of(meta: FileMeta) -> list[str]:
     return [names[topic] for topic in np.repeat(runs.topic, runs.rows).tolist()]
 
 
-def to_records(topic: str, rows: Mapping[str, pa.Array], names: Sequence[str], store_ms: list[int]) -> Records:
+def to_records(topic: str, rows: pa.RecordBatch, names: Sequence[str], store_ms: list[int]) -> Records:
     """Rows of one topic, as a fold that names these columns gets them."""
 
     def values(name: str) -> list[object]:
-        column = rows[name]
+        column = rows.column(name)
         if name == "bornTimestamp":
             column = column.cast(pa.int64())
         listed: list[object] = column.to_pylist()
@@ -99,9 +94,6 @@ def to_records(topic: str, rows: Mapping[str, pa.Array], names: Sequence[str], s
 
 
 def _read_rows(storage: Storage, meta: FileMeta, low: int, high: int, names: list[str]) -> pa.RecordBatch:
-    starts = meta.block_rows
-    begin = int(np.searchsorted(starts, low, "right")) - 1
-    end = int(np.searchsorted(starts, high, "left"))
-    batches = [batch for _, batch in FileReader(storage, meta).read_blocks(range(begin, end), names or ["queueId"])]
-    whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    return whole.slice(low - int(starts[begin]), high - low)
+    blocks = np.flatnonzero(blocks_with(meta, np.array([low]), np.array([high]))).tolist()
+    whole = pa.concat_batches(batch for _, batch in FileReader(storage, meta).read_blocks(blocks, names or ["queueId"]))
+    return whole.slice(low - int(meta.block_rows[blocks[0]]), high - low)

@@ -245,8 +245,8 @@ def _read_rows(log: CommitLog, view: LogView, chunk: _Chunk) -> pa.RecordBatch:
     """All rows of the chunk, in log order as far as each queue is concerned."""
     names = tuple(schema.SEGMENT.names)
     query = scan.Query(start=chunk.first, end=chunk.end, columns=names)
-    planned = scan.plan(view, query, scan.ScanStats())
-    planned.starts = {}  # messages of deleted topics keep their offsets, so they are kept
+    planned = scan.plan(view, query)
+    planned.bounds = {}  # messages of deleted topics keep their offsets, so they are kept
     batches: Iterator[pa.RecordBatch] = scan.run(log, planned)
     table = pa.Table.from_batches(batches, schema=schema.SEGMENT).combine_chunks()
     if table.num_rows != chunk.end - chunk.first:

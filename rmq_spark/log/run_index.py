@@ -18,13 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.log import schema
-from rmq_spark.log.arrow_columns import RowReorderer, is_constant
+from rmq_spark.log.arrow_columns import RowReorderer, integers_of, is_constant
 from rmq_spark.log.schema import Row
 from rmq_spark.log.tag_codes import TAGS_PER_RUN_MAX, tag_codes
 from rmq_spark.model.java_hash import java_hash
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+BOOL = npt.NDArray[np.bool_]
 
 _TAGS: Final = schema.ROWS.get_field_index("tags")
 _ZERO: Final = np.frombuffer(bytes(4), np.int32)
@@ -53,11 +54,15 @@ class Runs:
         ends: I64 = np.cumsum(self.rows, dtype=np.int64)
         return ends - self.rows
 
+    def is_of_queue(self, topic: str, queue: int) -> BOOL:
+        """Per run: whether it is one of this queue."""
+        number = self.topics.index(topic) if topic in self.topics else -1
+        mine: BOOL = (self.topic == number) & (self.queue == queue)
+        return mine
+
     def of_queue(self, topic: str, queue: int) -> list[int]:
         """Numbers of a queue's runs: one at most, unless the file is a commit that refers to several row files."""
-        if topic not in self.topics:
-            return []
-        runs: list[int] = np.flatnonzero((self.topic == self.topics.index(topic)) & (self.queue == queue)).tolist()
+        runs: list[int] = np.flatnonzero(self.is_of_queue(topic, queue)).tolist()
         return runs
 
 
@@ -91,7 +96,7 @@ def find_order(batch: pa.RecordBatch) -> RowOrder:
         none = np.empty(0, np.int32)
         return RowOrder([], none, none, none, None)
     topics, topic = _sorted_dictionary(batch.column("topic"))
-    queue = batch.column("queueId").to_numpy(zero_copy_only=False)
+    queue = integers_of(batch.column("queueId"))
     if len(topics) == 1 and queue[0] == queue[-1] and (queue == queue[0]).all():
         return RowOrder(topics, _ZERO, queue[:1].copy(), np.array([count], np.int32), None)
     # With one topic, which most batches have, the queue alone tells rows apart.

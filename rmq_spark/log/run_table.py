@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +16,15 @@ import numpy.typing as npt
 from rmq_spark.log import scan
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.file_reader import FileReader
+from rmq_spark.log.file_reader import FileReader, blocks_with
 from rmq_spark.log.files import read_planned
 from rmq_spark.log.run_index import Runs
 
-I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
 
 Select = Callable[[str, npt.NDArray[Any]], BOOL]
 """Given a topic and queue ids: which of them are wanted."""
-
-_FAR: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +51,6 @@ class RunTable:
         return int(self.rows.sum())
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The wanted runs of one source."""
-
-    topics: list[str]
-    topic: I32
-    queue: I32
-    base: I64
-    rows: I64
-    row_bytes: int
-
-
 class RunIndex:
     """Reads run indexes of one log."""
 
@@ -73,7 +58,7 @@ class RunIndex:
         self.log = log
         """Whose runs these are."""
 
-    def list_runs(self, query: scan.Query, select: Select, stats: scan.ScanStats | None = None) -> RunTable:
+    def list_runs(self, query: scan.Query, select: Select) -> RunTable:
         """The runs in the log range [query.start, query.end) that `select` wants; times prune whole files only.
 
         Raises:
@@ -81,10 +66,16 @@ class RunIndex:
         """
 
         def runs(planned: scan.Plan) -> RunTable:
-            parts = [self._runs_of(planned, number, select) for number in range(len(planned.sources))]
-            return _join(planned.sources, parts)
+            numbers: dict[str, int] = {}
+            parts = [self._runs_of(planned, number, select, numbers) for number in range(len(planned.sources))]
+            source, topic, *others = np.concatenate([np.empty((6, 0), np.int64), *parts], axis=1)
+            known = list(numbers)
+            topics = sorted(known[number] for number in set(topic.tolist()))
+            rank = np.zeros(len(known), np.int64)
+            rank[[numbers[name] for name in topics]] = np.arange(len(topics))
+            return RunTable(planned.sources, topics, source, rank[topic], *others)
 
-        return read_planned(self.log, lambda view: scan.plan(view, query, stats or scan.ScanStats()), runs)
+        return read_planned(self.log, lambda view: scan.plan(view, query), runs)
 
     def cut_after(self, query: scan.Query, select: Select, rows_max: int, bytes_max: int) -> tuple[int, int]:
         """Where to end so that [query.start, end) holds about that much, and how many wanted rows that is.
@@ -103,7 +94,7 @@ class RunIndex:
             room = min(rows_max - taken, max(0, -(-(bytes_max - weight) // each)))
             if here > room:
                 if room <= 0 and taken:
-                    return source.first if source.first > query.start else query.start, taken
+                    return max(source.first, query.start), taken
                 room = max(1, room)
                 return self._offset_of(source, query, select, room), taken + room
             taken += here
@@ -112,57 +103,41 @@ class RunIndex:
 
     def _offset_of(self, source: scan.Source, query: scan.Query, select: Select, count: int) -> int:
         """The log offset before which the source holds exactly `count` wanted rows at or after the query's start."""
-        end = query.end if query.end is not None else _FAR
         meta = self._meta(source)
-        wanted = _selected(meta.runs, select)
-        if source.kind == "segment":
-            offsets = np.concatenate(self._segment_offsets(meta, wanted))
-            offsets = offsets[(offsets >= max(query.start, source.first)) & (offsets < min(end, source.end))]
-            return int(np.partition(offsets, count - 1)[count - 1]) + 1
-        first = meta.runs.first_rows()[wanted]
-        low = np.maximum(first, query.start - source.first)
-        high = np.minimum(first + meta.runs.rows[wanted], end - source.first)
-        sizes = np.maximum(high - low, 0)
-        ends = np.cumsum(sizes)
-        at = int(np.searchsorted(ends, count))
-        return int(source.first + low[at] + count - (ends[at] - sizes[at]))
+        offsets = np.concatenate(self._log_offsets(source, meta, _selected(meta.runs, select)))
+        offsets = offsets[offsets >= query.start]
+        return int(np.partition(offsets, count - 1)[count - 1]) + 1
 
-    def _runs_of(self, planned: scan.Plan, number: int, select: Select) -> _Part:
+    def _runs_of(self, planned: scan.Plan, number: int, select: Select, topics: dict[str, int]) -> I64:
+        """The columns of `RunTable` for one source; topics are numbered in the order in which they come."""
         source, query = planned.sources[number], planned.query
         meta = self._meta(source)
         runs = meta.runs
         wanted = _selected(runs, select)
         base, rows = meta.bases[wanted], runs.rows[wanted].astype(np.int64)
-        start, end = max(query.start, source.first), min(query.end if query.end is not None else _FAR, source.end)
-        if source.kind != "segment":
-            first = source.first + runs.first_rows()[wanted]
-            low, high = np.clip(start - first, 0, rows), np.clip(end - first, 0, rows)
+        start, end = query.start, source.end if query.end is None else query.end
+        if start > source.first or end < source.end:
+            offsets = self._log_offsets(source, meta, wanted)
+            low, high = np.array([np.searchsorted(each, [start, end]) for each in offsets], np.int64).reshape(-1, 2).T
             base, rows = base + low, high - low
-        elif start > source.first or end < source.end:
-            cuts = [np.searchsorted(offsets, [start, end]) for offsets in self._segment_offsets(meta, wanted)]
-            low, high = np.array(cuts, np.int64).reshape(-1, 2).T
-            base, rows = base + low, high - low
-        some = rows > 0
-        wanted = wanted[some]
         size = sum(file[3] for file in meta.doc.get("files", ())) or meta.size
-        row_bytes = size // max(1, meta.rows)
-        return _Part(runs.topics, runs.topic[wanted], runs.queue[wanted], base[some], rows[some], row_bytes)
+        named = np.array([topics.setdefault(name, len(topics)) for name in runs.topics], np.int64)
+        each = [number, named[runs.topic[wanted]], runs.queue[wanted], base, rows, size // max(1, meta.rows)]
+        columns: I64 = np.stack(np.broadcast_arrays(*each))
+        return columns[:, rows > 0]
 
-    def _segment_offsets(self, meta: FileMeta, wanted: I64) -> list[I64]:
+    def _log_offsets(self, source: scan.Source, meta: FileMeta, wanted: I64) -> list[I64]:
         """The log offsets of each wanted run's rows; they rise within a run."""
-        if not len(wanted):
-            return []
-        starts = meta.block_rows
         first = meta.runs.first_rows()[wanted]
         last = first + meta.runs.rows[wanted]
-        touched = np.zeros(len(starts), np.bool_)
-        for low, high in zip(first.tolist(), last.tolist(), strict=True):
-            begin = int(np.searchsorted(starts, low, "right")) - 1
-            touched[begin : int(np.searchsorted(starts, high, "left"))] = True
-        values = np.empty(int(starts[-1]), np.int64)
-        blocks = np.flatnonzero(touched[:-1]).tolist()
-        for block, batch in FileReader(self.log.storage, meta).read_blocks(blocks, ["commitOffset"]):
-            values[starts[block] : starts[block + 1]] = batch.column(0).to_numpy(zero_copy_only=False)
+        if source.kind == "segment":
+            starts = meta.block_rows
+            values = np.empty(int(starts[-1]), np.int64)
+            blocks = np.flatnonzero(blocks_with(meta, first, last)).tolist()
+            for block, batch in FileReader(self.log.storage, meta).read_blocks(blocks, ["commitOffset"]):
+                values[starts[block] : starts[block + 1]] = batch.column(0).to_numpy(zero_copy_only=False)
+        else:
+            values = source.first + np.arange(meta.rows)
         return [values[low:high] for low, high in zip(first.tolist(), last.tolist(), strict=True)]
 
     def _meta(self, source: scan.Source) -> FileMeta:
@@ -176,23 +151,3 @@ def _selected(runs: Runs, select: Select) -> I64:
         mine = np.flatnonzero(runs.topic == index)
         keep[mine] = select(topic, runs.queue[mine])
     return np.flatnonzero(keep)
-
-
-def _join(sources: list[scan.Source], parts: list[_Part]) -> RunTable:
-    topics = sorted({runs.topics[index] for runs in parts for index in set(runs.topic.tolist())})
-    rank = {topic: index for index, topic in enumerate(topics)}
-    none = np.zeros(0, np.int64)
-
-    def column(values: Callable[[int, _Part], npt.NDArray[Any]]) -> I64:
-        return np.concatenate([none, *(values(number, runs) for number, runs in enumerate(parts))])
-
-    return RunTable(
-        sources,
-        topics,
-        column(lambda number, runs: np.full(len(runs.rows), number)),
-        column(lambda _, runs: np.array([rank.get(name, -1) for name in runs.topics], np.int64)[runs.topic]),
-        column(lambda _, runs: runs.queue),
-        column(lambda _, runs: runs.base),
-        column(lambda _, runs: runs.rows),
-        column(lambda _, runs: np.full(len(runs.rows), runs.row_bytes)),
-    )

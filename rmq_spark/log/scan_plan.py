@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.files import LogFiles
 from rmq_spark.log.marks import SegmentRef
 from rmq_spark.log.tail_index import TailIndex, fingerprint
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
 
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
+
+FAR: Final = 1 << 62
+"""Behind every offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +82,8 @@ class ScanStats:
     """What a scan touched; filled in as it runs."""
 
     files_read: int = 0
-    files_pruned: int = 0
-    blocks_read: int = 0
-    blocks_pruned: int = 0
     bytes_read: int = 0
-    bytes_pruned: int = 0
     rows_read: int = 0
-    rows_returned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +94,14 @@ class Source:
     end: int
     path: str
     kind: str
-    fingerprint: int = 0
-    """For a commit or a segment: which file it is."""
-    commit: FileMeta | None = None
-    """For a row file: the commit that refers to it."""
-    part: int = 0
-    """For a row file: which of the commit's."""
+    fingerprint: int
+    """Which file it is."""
     size: int = 0
     """For a commit: bytes of its file."""
+    bases: I64 | None = None
+    """For a row file, as its commit says: queue offset of each run's first row."""
+    store_ms: int = 0
+    """For a row file, as its commit says: storeTimestamp of its messages."""
 
 
 @dataclass(slots=True)
@@ -113,14 +110,10 @@ class Plan:
 
     query: Query
     sources: list[Source]
-    end: int
-    starts: dict[str, I64]
+    bounds: dict[str, tuple[I64, I64]]
+    """By topic: lower and upper queue offset, indexed by queue id. Of other queues nothing is read if the query names
+    ranges, and everything if it does not."""
     stats: ScanStats = field(default_factory=ScanStats)
-    bounds: dict[str, tuple[I64, I64]] = field(init=False)
-    """The query's ranges by topic: lower and upper queue offset, indexed by queue id."""
-
-    def __post_init__(self) -> None:
-        self.bounds = _by_queue(self.query.ranges or {})
 
 
 class Log(Protocol):
@@ -133,21 +126,21 @@ class Log(Protocol):
         """Return the log as it is now."""
 
 
-def _by_queue(ranges: Mapping[tuple[str, int], tuple[int, int]]) -> dict[str, tuple[I64, I64]]:
+def queue_bounds(ranges: Mapping[tuple[str, int], tuple[int, int]]) -> dict[str, tuple[I64, I64]]:
+    """A query's ranges as `Plan.bounds`."""
     by_topic: dict[str, list[tuple[int, int, int]]] = {}
     for (topic, queue), (low, high) in ranges.items():
         by_topic.setdefault(topic, []).append((queue, low, high))
     bounds = {}
     for topic, entries in by_topic.items():
         queue, low, high = np.array(entries, np.int64).T
-        size = int(queue.max()) + 1
-        lows, highs = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        lows, highs = np.zeros((2, int(queue.max()) + 1), np.int64)
         lows[queue], highs[queue] = low, high
         bounds[topic] = (lows, highs)
     return bounds
 
 
-def plan(view: LogView, query: Query, stats: ScanStats) -> Plan:
+def plan(view: LogView, query: Query, stats: ScanStats | None = None) -> Plan:
     """Decide which files to look at, from what the view knows; reads nothing.
 
     Raises:
@@ -160,54 +153,48 @@ def plan(view: LogView, query: Query, stats: ScanStats) -> Plan:
         raise InvalidRequestError("a predicate needs predicate_columns: which columns it looks at")
     state, mark = view.state, view.mark
     end = state.offset if query.end is None else min(query.end, state.offset)
-    start = max(query.start, mark.log_start)
+    narrowed = replace(query, start=max(query.start, mark.log_start), end=end)
+    told = np.array([(each.first, each.end, each.min_ms, each.max_ms) for each in mark.segments], np.int64)
     sources = [
         segment_source(view.root, segment, segment.first, segment.end)
-        for segment in mark.segments
-        if segment.end > start
-        and segment.first < end
-        and (query.from_ms is None or segment.max_ms >= query.from_ms)
-        and (query.to_ms is None or segment.min_ms < query.to_ms)
-        and query.wants_any(np.array([segment.first]), np.array([segment.end]))[0]
+        for segment, wanted in zip(mark.segments, may_hold(narrowed, *told.reshape(-1, 4).T), strict=True)
+        if wanted
     ]
-    stats.files_pruned += len(mark.segments) - len(sources)
-    if end > mark.floor:
-        sources += _tail_sources(view, query, max(start, mark.floor), end, stats)
-    narrowed = replace(query, start=start, end=end)
-    return Plan(narrowed, sources, end, state.queues.starts(), stats)
+    if query.ranges is None:
+        bounds = {topic: (first, np.full(len(first), FAR)) for topic, first in state.queues.starts().items()}
+    else:
+        starts = {queue: state.queues.bounds(*queue)[0] for queue in query.ranges}
+        bounds = queue_bounds({queue: (max(low, starts[queue]), high) for queue, (low, high) in query.ranges.items()})
+    return Plan(narrowed, sources + _tail_sources(view, narrowed), bounds, stats or ScanStats())
 
 
-def _tail_sources(view: LogView, query: Query, start: int, end: int, stats: ScanStats) -> list[Source]:
+def may_hold(query: Query, firsts: I64, ends: I64, min_ms: I64, max_ms: I64) -> BOOL:
+    """Which log ranges may hold what is asked for, by their offsets and times."""
+    wanted = (ends > query.start) & (firsts < (FAR if query.end is None else query.end))
+    wanted &= (max_ms >= (query.from_ms or 0)) & (min_ms < (FAR if query.to_ms is None else query.to_ms))
+    return wanted & query.wants_any(firsts, ends)
+
+
+def _tail_sources(view: LogView, query: Query) -> list[Source]:
     commits = view.state.commits
-    firsts, times, fingerprints, sizes = (
-        np.frombuffer(column, np.int64).copy() if column else np.empty(0, np.int64)
-        for column in (commits.firsts, commits.times, commits.fingerprints, commits.sizes)
-    )
-    ends = np.append(firsts[1:], view.state.offset)
-    wanted = (ends > start) & (firsts < end)
-    if query.from_ms is not None:
-        wanted &= times >= query.from_ms
-    if query.to_ms is not None:
-        wanted &= times < query.to_ms
-    wanted &= query.wants_any(firsts, ends)
-    holding = _holding(commits, query)
-    if holding is not None:
-        wanted &= np.isin(firsts, np.fromiter(holding, np.int64))
-    stats.files_pruned += int((~wanted).sum())
-    columns = (firsts[wanted], ends[wanted], fingerprints[wanted], sizes[wanted])
+    firsts, times = np.array(commits.firsts), np.array(commits.times)
+    ends = np.append(firsts[1:], view.state.offset)[: len(firsts)]
+    wanted = may_hold(query, firsts, ends, times, times)
+    if query.ranges is not None or query.topics is not None:
+        holding = np.zeros(len(firsts), np.bool_)
+        holding[np.searchsorted(firsts, _holding(commits, query))] = True
+        wanted &= holding
+    columns = (firsts, ends, np.array(commits.fingerprints), np.array(commits.sizes))
     return [
-        Source(first, last, paths.commit(view.root, first), "commit", mark, size=size)
-        for first, last, mark, size in zip(*(column.tolist() for column in columns), strict=True)
+        Source(first, end, paths.commit(view.root, first), "commit", mark, size)
+        for first, end, mark, size in zip(*(column[wanted].tolist() for column in columns), strict=True)
     ]
 
 
-def _holding(commits: TailIndex, query: Query) -> set[int] | None:
-    """First offsets of the commits that may hold what is asked for; None: any may."""
+def _holding(commits: TailIndex, query: Query) -> I64:
     if query.ranges is not None:
         return commits.in_ranges(query.ranges)
-    if query.topics is None:
-        return None
-    return commits.holding(query.topics, query.queues)
+    return commits.holding(query.topics or (), query.queues)
 
 
 def segment_source(root: str, segment: SegmentRef, first: int, end: int) -> Source:

@@ -129,6 +129,8 @@ def newest_state(
         if (paths.snapshot_offset(name) or 0) < mark.floor:
             break
         loaded = load_snapshot(storage, root, f"{paths.snapshots(root)}/{name}", mark, folds)
+        if loaded is not None and not loaded[0].commits.lists_runs:
+            continue  # an older version made it; the commits themselves tell their runs
         if loaded is not None and not loaded[1]:
             return loaded
         newest = newest or loaded

@@ -1,8 +1,7 @@
 """Which commits are not rolled yet, and which of them holds a queue's messages.
 
 Four numbers a commit and three a run, in flat arrays: a look for one queue compares one array with a number, and a read
-by queue offset touches only the files that hold it. A commit with very many runs is not listed run by run: it counts as
-one that may hold any queue.
+by queue offset touches only the files that hold it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +17,13 @@ import numpy.typing as npt
 from rmq_spark.log.file_format import FileMeta, pack, unpack
 
 I64 = npt.NDArray[np.int64]
-BOOL = npt.NDArray[np.bool_]
 
-WIDE_RUNS: Final = 64
-"""A commit with more runs than this is not listed run by run."""
 SMALL_COMMIT_BYTES: Final = 48 * 1024
 """A commit of at most so many bytes is small: it is read whole with its metadata."""
 SMALL_COMMITS_MAX: Final = 256
 """So many small commits at most are read together without a plan."""
 
-_COLUMNS: Final = {name: name for name in ("firsts", "times", "sizes", "run_keys", "run_bases", "run_commits", "wide")}
+_COLUMNS: Final = {name: name for name in ("firsts", "times", "sizes", "run_keys", "run_bases", "run_commits")}
 _COLUMNS["prints"] = "fingerprints"
 """Name in a dump -> attribute."""
 
@@ -50,8 +46,8 @@ class TailIndex:
         """Per run: queue offset of its first message."""
         self.run_commits = array("q")
         """Per run: first offset of its commit."""
-        self.wide = array("q")
-        """First offsets of commits whose runs are not listed."""
+        self.lists_runs = True
+        """False if it was loaded from a dump that does not list all runs, as older versions made them."""
         self._topics: dict[str, int] = {}
 
     def add(self, meta: FileMeta) -> None:
@@ -61,19 +57,11 @@ class TailIndex:
         self.times.append(meta.doc["ts"])
         self.sizes.append(meta.size)
         self.fingerprints.append(fingerprint(meta.digest))
-        count = len(runs.rows)
-        if count == 1:
-            self.run_keys.append(self._number(runs.topics[runs.topic.item()]) << 32 | runs.queue.item())
-            self.run_bases.append(int(bases[0]))
-            self.run_commits.append(first)
-        elif count > WIDE_RUNS:
-            self.wide.append(first)
-        else:
-            numbers = [self._number(topic) for topic in runs.topics]
-            for topic, queue, base in zip(runs.topic.tolist(), runs.queue.tolist(), bases.tolist(), strict=True):
-                self.run_keys.append(numbers[topic] << 32 | queue)
-                self.run_bases.append(base)
-                self.run_commits.append(first)
+        numbers = [self._topics.setdefault(topic, len(self._topics)) for topic in runs.topics]
+        places = zip(runs.topic.tolist(), runs.queue.tolist(), strict=True)
+        self.run_keys.extend([numbers[topic] << 32 | queue for topic, queue in places])
+        self.run_bases.extend(bases.tolist())
+        self.run_commits.extend([first] * len(bases))
 
     def drop_below(self, floor: int) -> None:
         """Forget the commits that were rolled."""
@@ -82,7 +70,6 @@ class TailIndex:
             del self.firsts[:count], self.times[:count], self.sizes[:count], self.fingerprints[:count]
             runs = bisect_right(self.run_commits, floor - 1)
             del self.run_keys[:runs], self.run_bases[:runs], self.run_commits[:runs]
-            del self.wide[: bisect_right(self.wide, floor - 1)]
 
     def from_offset(self, offset: int) -> list[int]:
         """First offsets of the commits that hold `offset` or later ones."""
@@ -93,45 +80,42 @@ class TailIndex:
         """Position of the commit that begins at `first`."""
         return bisect_left(self.firsts, first)
 
-    def holding(self, topics: Collection[str], queues: Collection[int] | None = None) -> set[int]:
-        """First offsets of the commits that may hold messages of these topics (and queues)."""
-        numbers = [self._topics[topic] for topic in topics if topic in self._topics]
-        keys = np.frombuffer(self.run_keys, np.int64) if self.run_keys else np.empty(0, np.int64)
-        wanted = np.isin(keys >> 32, numbers)
+    def holding(self, topics: Collection[str], queues: Collection[int] | None = None) -> I64:
+        """First offsets of the commits that hold messages of these topics (and queues)."""
+        keys = np.asarray(self.run_keys)
+        wanted = np.isin(keys >> 32, [self._topics[topic] for topic in topics if topic in self._topics])
         if queues is not None:
             wanted &= np.isin(keys & 0xFFFFFFFF, list(queues))
-        commits = np.frombuffer(self.run_commits, np.int64)[wanted].tolist() if self.run_commits else []
-        return {*commits, *self.wide}
+        return np.asarray(self.run_commits)[wanted]
 
-    def in_ranges(self, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> set[int]:
-        """First offsets of the commits that may hold queue offsets [low, high) of the queues named."""
-        commits = set(self.wide)
-        for (topic, queue), (low, high) in ranges.items():
-            commits.update(self.run_commits[row] for row in self._runs_in(topic, queue, low, high))
-        return commits
+    def in_ranges(self, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> I64:
+        """First offsets of the commits that hold queue offsets [low, high) of the queues named."""
+        found = [self._runs_in(*queue, *bounds)[0] for queue, bounds in ranges.items()]
+        return np.concatenate([np.empty(0, np.int64), *found])
 
-    def small_in_range(self, topic: str, queue: int, low: int, high: int) -> list[tuple[int, int]] | None:
-        """First offset and fingerprint of the commits that hold these offsets of a queue, if all of them are small.
+    def small_in_range(self, topic: str, queue: int, low: int, high: int) -> list[tuple[int, int]]:
+        """First offset and fingerprint of the commits that hold these offsets of a queue, if they are few and small.
 
-        None: the commits here do not hold all of them, or some are large, or may hold any queue.
+        Nothing if some of them are not, or if the commits here do not hold all the offsets.
         """
-        rows = self._runs_in(topic, queue, low, high)
-        if self.wide or not rows or low < self.run_bases[rows[0]] or len(rows) > SMALL_COMMITS_MAX:
-            return None
-        numbers = [self.number_of(self.run_commits[row]) for row in rows]
+        commits, bases = self._runs_in(topic, queue, low, high)
+        if not len(bases) or low < bases[0] or len(bases) > SMALL_COMMITS_MAX:
+            return []
+        numbers = [self.number_of(first) for first in commits.tolist()]
         if any(self.sizes[number] > SMALL_COMMIT_BYTES for number in numbers):
-            return None
+            return []
         return [(self.firsts[number], self.fingerprints[number]) for number in numbers]
 
+    def _runs_in(self, topic: str, queue: int, low: int, high: int) -> tuple[I64, I64]:
+        commits, bases = self.runs_of(topic, queue)
+        begin = max(0, int(np.searchsorted(bases, low, "right")) - 1)
+        end = int(np.searchsorted(bases, high))
+        return commits[begin:end], bases[begin:end]
+
     def runs_of(self, topic: str, queue: int) -> tuple[I64, I64]:
-        """First offsets of the commits that list a run of this queue, and the queue offset at which each run begins."""
-        rows = self._runs_of(topic, queue)
-        if not len(rows):
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        return (
-            np.frombuffer(self.run_commits, np.int64)[rows],
-            np.frombuffer(self.run_bases, np.int64)[rows],
-        )
+        """Of each run of this queue: first offset of its commit, and the queue offset at which it begins."""
+        runs = np.flatnonzero(np.asarray(self.run_keys) == (self._topics.get(topic, -1) << 32 | queue))
+        return np.asarray(self.run_commits)[runs], np.asarray(self.run_bases)[runs]
 
     def dump(self) -> dict[str, object]:
         """The index as a JSON value."""
@@ -139,39 +123,17 @@ class TailIndex:
         return {**columns, "topics": list(self._topics)}
 
     @classmethod
-    def load(cls, value: dict[str, object]) -> TailIndex:
-        """The inverse of `dump`; commits of an older dump, which lists no runs, may hold any queue."""
+    def load(cls, value: dict[str, Any]) -> TailIndex:
+        """The inverse of `dump`."""
         self = cls()
         for name, attribute in _COLUMNS.items():
             if name in value:
-                numbers = np.cumsum(unpack(str(value[name]), "i8"), dtype=np.int64)
+                numbers = np.cumsum(unpack(value[name], "i8"), dtype=np.int64)
                 getattr(self, attribute).frombytes(numbers.tobytes())
-        topics = value.get("topics")
-        if isinstance(topics, list):
-            self._topics = {topic: number for number, topic in enumerate(topics)}
-        else:
-            self.wide = array("q", self.firsts)
+        self._topics = {topic: number for number, topic in enumerate(value.get("topics", ()))}
+        not_listed = unpack(value["wide"], "i8") if "wide" in value else ()
+        self.lists_runs = not self.firsts or ("topics" in value and not len(not_listed))
         return self
-
-    def _number(self, topic: str) -> int:
-        return self._topics.setdefault(topic, len(self._topics))
-
-    def _runs_in(self, topic: str, queue: int, low: int, high: int) -> list[int]:
-        """Numbers of the runs that may hold queue offsets [low, high)."""
-        rows = self._runs_of(topic, queue)
-        if low >= high or not len(rows):
-            return []
-        bases = np.frombuffer(self.run_bases, np.int64)[rows]
-        begin = max(0, int(np.searchsorted(bases, low, "right")) - 1)
-        found: list[int] = rows[begin : int(np.searchsorted(bases, high, "left"))].tolist()
-        return found
-
-    def _runs_of(self, topic: str, queue: int) -> I64:
-        number = self._topics.get(topic)
-        if number is None or not self.run_keys:
-            return np.empty(0, np.int64)
-        rows: I64 = np.flatnonzero(np.frombuffer(self.run_keys, np.int64) == (number << 32 | queue))
-        return rows
 
 
 def fingerprint(digest: str) -> int:
@@ -180,4 +142,4 @@ def fingerprint(digest: str) -> int:
 
 
 def _packed_steps(values: array[int]) -> str:
-    return pack(np.diff(np.frombuffer(values, np.int64), prepend=0) if values else np.empty(0, np.int64))
+    return pack(np.diff(np.asarray(values), prepend=0))

@@ -72,16 +72,10 @@ class _LogSnapshot:
     """A log as of one refresh."""
 
     mark: Mark
-    firsts: I64
-    """First offsets of the commits behind the segments, their times and fingerprints."""
-    times: I64
-    fingerprints: I64
-    wide: list[int]
-    """First offsets of commits whose runs only their metadata tells."""
     bounds: dict[Queue, tuple[int, int]]
     """First held and next offset of the queues that were asked for."""
     tails: dict[Queue, tuple[I64, I64]]
-    """Of these queues: the commits that list a run of it, and the queue offset at which each run begins."""
+    """Of their runs in the commits behind the segments: the queue offset at which each begins, and its time."""
     blocks: dict[tuple[str, int], I64] = field(default_factory=dict)
     """Store times of the rows of blocks that were read, by file and number."""
 
@@ -160,13 +154,13 @@ class TimeSearch:
 
         def take(view: LogView) -> _LogSnapshot:
             commits = view.state.commits
-            firsts, times, fingerprints = (
-                np.frombuffer(column, np.int64).copy() if column else np.empty(0, np.int64)
-                for column in (commits.firsts, commits.times, commits.fingerprints)
-            )
-            bounds = {queue: view.state.queues.bounds(*queue) for queue in queues}
-            tails = {queue: commits.runs_of(*queue) for queue in queues}
-            return _LogSnapshot(view.mark, firsts, times, fingerprints, list(commits.wide), bounds, tails)
+            firsts, times = np.array(commits.firsts), np.array(commits.times)
+            bounds, tails = {}, {}
+            for queue in queues:
+                bounds[queue] = view.state.queues.bounds(*queue)
+                holding, bases = commits.runs_of(*queue)
+                tails[queue] = bases, times[np.searchsorted(firsts, holding)]
+            return _LogSnapshot(view.mark, bounds, tails)
 
         return read_planned(self._log, take, answer)
 
@@ -180,33 +174,18 @@ class TimeSearch:
             meta = self._log.files.segment(segment)
             for run in meta.runs.of_queue(*queue):
                 return int(meta.bases[run]) + self._first_row(seen, meta, run, ms)
-        late = int(np.searchsorted(seen.times, ms))
-        begin = int(seen.firsts[late]) if late < len(seen.firsts) else 1 << 62
-        commits, bases = seen.tails[queue]
-        place = int(np.searchsorted(commits, begin))
-        nearest, offset = (commits[place], int(bases[place])) if place < len(commits) else (1 << 62, None)
-        for first in seen.wide:
-            if begin <= first < nearest and (base := self._wide_base(seen, queue, first)) is not None:
-                return base
-        return seen.bounds[queue][1] if offset is None else offset
+        bases, times = seen.tails[queue]
+        late = int(np.searchsorted(times, ms))
+        return int(bases[late]) if late < len(bases) else seen.bounds[queue][1]
 
     def _store_time(self, seen: _LogSnapshot, queue: Queue, offset: int, held: tuple[int, int]) -> int | None:
         """When the message at an offset was stored; None if that is not within `held`."""
         if not held[0] <= offset < held[1]:
             return None
-        # The last run that begins at or before the offset holds it; a queue may be in wide and in narrow commits.
-        commits, bases = seen.tails[queue]
-        place = int(np.searchsorted(bases, offset, "right")) - 1
-        commit = int(commits[place]) if place >= 0 else -1
-        for first in reversed(seen.wide):
-            if first < commit:
-                break
-            base = self._wide_base(seen, queue, first)
-            if base is not None and base <= offset:
-                commit = first
-                break
-        if commit >= 0:
-            return int(seen.times[np.searchsorted(seen.firsts, commit)])
+        bases, times = seen.tails[queue]
+        run = int(np.searchsorted(bases, offset, "right")) - 1  # the last that begins at or before the offset holds it
+        if run >= 0:
+            return int(times[run])
         files, segments = self._log.files, seen.mark.segments
         meta = files.segment(segments[files.segment_of(segments, *queue, offset)])
         [run] = meta.runs.of_queue(*queue)
@@ -215,13 +194,6 @@ class TimeSearch:
         if meta.block_bounds[block, 2] == meta.block_bounds[block, 3]:
             return int(meta.block_bounds[block, 2])
         return int(self._block_times(seen, meta, block)[row - int(meta.block_rows[block])])
-
-    def _wide_base(self, seen: _LogSnapshot, queue: Queue, first: int) -> int | None:
-        """Where the queue's first run begins in a commit that the tail index does not list; None if it has none."""
-        number = int(np.searchsorted(seen.firsts, first))
-        [meta] = self._log.files.commits([(first, int(seen.fingerprints[number]))])
-        runs = meta.runs.of_queue(*queue)
-        return int(meta.bases[runs[0]]) if runs else None
 
     # ------------------------------------------------------------ one segment
 

@@ -18,7 +18,7 @@ from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.rows import check_described, join_described, tags_listed
 from rmq_spark.log.run_index import Runs
-from rmq_spark.log.small_commits import decode_commits, is_small
+from rmq_spark.log.small_commits import decode_small, is_small
 from rmq_spark.storage.base import Storage
 
 UNREADABLE: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -130,7 +130,7 @@ def _are_described(metas: Sequence[FileMeta]) -> bool:
     Raises:
         CorruptDataError: rows cannot be parsed, or are not as many as the metadata says.
     """
-    rows = decode_commits(metas).select(DESCRIBED)
+    rows = decode_small(metas).select(DESCRIBED)
     runs, _ = join_described(metas)
     counts = [meta.rows for meta in metas]
     if [sum(meta.runs.rows.tolist()) for meta in metas] != counts:

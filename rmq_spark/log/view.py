@@ -337,15 +337,14 @@ class LogView:
     def _records_of(self, kind: type[Fold], begin: int) -> Iterator[Records]:
         names = ("topic", "storeTimestamp", *kind.columns)
         query = scan.Query(topics=frozenset(kind.topics), start=begin, end=self.state.offset, columns=names)
-        planned = scan.plan(self, query, scan.ScanStats())
-        planned.starts = {}  # records are never truncated
+        planned = scan.plan(self, query)
+        planned.bounds = {}  # records are never truncated
         for batch in scan.read_plan(self.files, self.broker, planned):
             for topic in kind.topics:
                 rows = batch.filter(pa.compute.equal(batch.column("topic"), topic)) if len(kind.topics) > 1 else batch
                 if rows.num_rows:
-                    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-                    store_ms = columns["storeTimestamp"].cast(pa.int64()).to_pylist()
-                    yield to_records(topic, columns, kind.columns, store_ms)
+                    store_ms = rows.column("storeTimestamp").cast(pa.int64()).to_pylist()
+                    yield to_records(topic, rows, kind.columns, store_ms)
 
 
 def missing(error: NotFoundError) -> CorruptDataError:

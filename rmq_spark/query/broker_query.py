@@ -190,7 +190,7 @@ class BrokerQuery:
         low, high = max(within[0], first), min(within[1], last)
         if low >= high:
             return _joined([])
-        table = self._runs.list_runs(scan.Query(), lambda name, queues: (queues == queue) & (name == topic), stats.scan)
+        table = self._runs.list_runs(scan.Query(), lambda name, queues: (queues == queue) & (name == topic))
         found: list[pa.RecordBatch] = []
         for run in range(len(table.rows) - 1, -1, -1):
             base, run_end = int(table.base[run]), int(table.base[run] + table.rows[run])
@@ -234,7 +234,7 @@ class BrokerQuery:
 
         def sources(view: LogView) -> list[scan.Source]:
             query = scan.Query(from_ms=from_ms, to_ms=to_ms)
-            return scan.plan(view, query, scan.ScanStats()).sources
+            return scan.plan(view, query).sources
 
         left = self._log.look(sources)
         step, window = _FIRST_SOURCES, _FIRST_WINDOW

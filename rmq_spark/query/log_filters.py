@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rmq_spark.log import bloom
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.files import read_planned
-from rmq_spark.log.scan import Query, ScanStats, Source, plan
+from rmq_spark.log.scan import Query, Source, plan
 from rmq_spark.log.tail_index import fingerprint
 from rmq_spark.storage import paths
 
@@ -88,9 +88,7 @@ class LogFilters:
         def filters(sources: list[Source]) -> list[RangeFilter]:
             return [range_ for source in sources for range_ in self._filters_of(source)]
 
-        ranges = read_planned(
-            self._log, lambda view: plan(view, Query(start=start, end=end), ScanStats()).sources, filters
-        )
+        ranges = read_planned(self._log, lambda view: plan(view, Query(start=start, end=end)).sources, filters)
         return [_cut(range_, start, end) for range_ in ranges if range_.end > start and range_.first < end]
 
     def _filters_of(self, source: Source) -> Iterator[RangeFilter]:

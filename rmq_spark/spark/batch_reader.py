@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from rmq_spark.errors import RmqError
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.run_table import RunIndex
-from rmq_spark.log.scan import Query, ScanStats
+from rmq_spark.log.scan import Query
 from rmq_spark.spark.bounds import ByTimestamp
 from rmq_spark.spark.open_stores import forget_store, kept_store
 from rmq_spark.spark.options import ReadOptions
@@ -71,9 +71,8 @@ class RocketMQBatchReader(DataSourceReader):
         while True:
             bounds = queue_bounds(log, options, subscription)
             floor = log.view.mark.log_start
-            stats = ScanStats()
             query = Query(end=log.view.state.offset, from_ms=self._from_ms, to_ms=self._to_ms)
-            table = RunIndex(log).list_runs(query, subscription.select, stats)
+            table = RunIndex(log).list_runs(query, subscription.select)
             if log.view.mark.log_start == floor:
                 break  # else retention moved on meanwhile: what is asked for may be gone
         ranges = queue_ranges(table, bounds, log.view.state.queues.starts())
@@ -86,12 +85,11 @@ class RocketMQBatchReader(DataSourceReader):
             light=reads_little(options, self._shape),
         )
         _log.info(
-            "%s: %d messages in %d queues and %d files, %d files skipped; %d tasks",
+            "%s: %d messages in %d queues and %d files; %d tasks",
             log.broker,
             sum(part.rows for part in ranges),
             len(ranges),
             len(table.sources),
-            stats.files_pruned,
             len(tasks),
         )
         return tasks

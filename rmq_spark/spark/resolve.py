@@ -219,7 +219,7 @@ def position_at(log: CommitLog, ms: int) -> int:
     found = log.look(lambda view: _position_or_plan(view, ms))
     if isinstance(found, int):
         return found
-    found.starts = {}  # messages of deleted topics have their places in the log as well
+    found.bounds = {}  # messages of deleted topics have their places in the log as well
     return min(
         int(np.min(batch.column(0).to_numpy(zero_copy_only=False))) for batch in scan.run(log, found) if batch.num_rows
     )
@@ -232,7 +232,7 @@ def _position_or_plan(view: LogView, ms: int) -> int | scan.Plan:
             return max(segment.first, view.mark.log_start)
         if segment.max_ms >= ms:
             query = scan.Query(start=segment.first, end=segment.end, from_ms=ms, columns=("commitOffset",))
-            return scan.plan(view, query, scan.ScanStats())
+            return scan.plan(view, query)
     commits = view.state.commits
     at = bisect_left(commits.times, ms)
     return commits.firsts[at] if at < len(commits.firsts) else view.state.offset

@@ -69,7 +69,7 @@ def cut(log: CommitLog, place: Place, start: int, end: int, messages: int) -> li
     A commit may be split, as its rows lie in the order of the log; a segment is read by one task, because in it they
     lie by queue.
     """
-    planned = log.look(lambda view: scan.plan(view, scan.Query(start=start, end=end), scan.ScanStats()))
+    planned = log.look(lambda view: scan.plan(view, scan.Query(start=start, end=end)))
     groups: list[list[tuple[scan.Source, int, int]]] = []
     size = 0
     for source in planned.sources:
@@ -156,5 +156,5 @@ def _write_part(part: Part, tables: Sequence[str]) -> Iterator[tuple[str, dict[s
 def _rows(part: Part, tables: Sequence[str]) -> dict[str, pa.Table]:
     log = TaskLog(LogFiles(part.place.open(), paths.broker_root(part.broker)), part.broker)
     query = scan.Query(start=part.start, end=part.end, columns=COLUMNS)
-    planned = scan.Plan(query, list(part.sources), part.end, {}, scan.ScanStats())
+    planned = scan.Plan(query, list(part.sources), {})
     return message_rows(scan.run(log, planned), part.broker, tables)

@@ -82,16 +82,18 @@ def read_task(
     log = TaskLog(_files(options.store, tuple(sorted(options.storage_options.items())), task.broker), task.broker)
     stats = scan.ScanStats()
     query = _query(options, shape, task, from_ms, to_ms)
-    planned = scan.Plan(query, list(task.sources), 0, {}, stats)
-    yield from _joined(shape.to_spark_batch(batch) for batch in scan.run(log, planned) if batch.num_rows)
+    planned = scan.Plan(query, list(task.sources), scan.queue_bounds(query.ranges or {}), stats)
+    rows = 0
+    for batch in _joined(shape.to_spark_batch(batch) for batch in scan.run(log, planned) if batch.num_rows):
+        rows += batch.num_rows
+        yield batch
     _log.info(
-        "read %d of %d rows and %d bytes; skipped %d files, %d blocks, %d bytes (%s, %d queues)",
-        stats.rows_returned,
+        "read %d of %d rows and %d bytes in %d of %d files (%s, %d queues)",
+        rows,
         stats.rows_read,
         stats.bytes_read,
-        stats.files_pruned,
-        stats.blocks_pruned,
-        stats.bytes_pruned,
+        stats.files_read,
+        len(task.sources),
         task.broker,
         len(task.ranges),
     )

@@ -98,8 +98,8 @@ def read_range(
         CorruptDataError: a file is damaged.
     """
     query = scan.Query(start=start, end=end, topics=topics, columns=columns)
-    planned = log.look(lambda view: scan.plan(view, query, scan.ScanStats()))
-    planned.starts = {}
+    planned = log.look(lambda view: scan.plan(view, query))
+    planned.bounds = {}
     return scan.run(log, planned)
 
 

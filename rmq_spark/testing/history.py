@@ -130,8 +130,8 @@ def read_messages(log: CommitLog) -> list[LoggedMessage]:
 
 def _read_all(log: CommitLog) -> list[LoggedMessage]:
     """Every message from the log's start on, those of deleted topics included."""
-    plan = scan.plan(log.view, scan.Query(), scan.ScanStats())
-    plan.starts = {}
+    plan = scan.plan(log.view, scan.Query())
+    plan.bounds = {}
     return _rows(scan.run(log, plan))
 
 

@@ -31,7 +31,7 @@ def store() -> Iterator[Store]:
 def rows(store: Store) -> list[dict[str, object]]:
     log = store.log()
     query = scan.Query()
-    planned = log.look(lambda view: scan.plan(view, query, scan.ScanStats()))
+    planned = log.look(lambda view: scan.plan(view, query))
     return [row for batch in scan.run(log, planned) for row in decompress(batch).to_pylist()]
 
 

@@ -167,7 +167,7 @@ def test_two_row_files_that_changed_places_are_refused(sample: Sample) -> None:
     first, second = sample.storage.read(one), sample.storage.read(other)
     replace(sample.storage, one, second)
     replace(sample.storage, other, first)
-    with pytest.raises(CorruptDataError, match="not the row file that its commit names"):
+    with pytest.raises(CorruptDataError, match="another one stands in its place"):
         sample_log.read_all(sample.storage, sample.clock)
     report = verify(sample.storage, ROOT, BROKER)
     assert {finding.path for finding in report.findings if finding.damage} == {one, other}

@@ -14,7 +14,7 @@ from rmq_spark.log.file_encoder import Encoded, make_blocks
 from rmq_spark.log.file_format import check_whole, parse
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.message_batch import to_record_batch
-from rmq_spark.log.small_files import decode_small_files
+from rmq_spark.log.small_commits import decode_small, is_small
 from rmq_spark.storage.memory import MemoryStorage
 
 REGION = pa.field("region", pa.string())
@@ -88,9 +88,11 @@ def test_a_reader_of_the_new_version_reads_both(count: int, names: list[str], mo
 
 
 @pytest.mark.usefixtures("next_version")
-def test_small_files_are_decoded_by_the_columns_of_their_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert decode_small_files([old_file(1, monkeypatch)] * 2, "rows", version=1).schema.equals(schema.ROWS)
-    assert decode_small_files([new_file(1)] * 2, "rows").column("region").to_pylist() == ["eu", "eu"]
+def test_small_files_are_decoded_together_only_if_they_have_the_newest_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = (check_whole("file", data) for data in (old_file(1, monkeypatch), new_file(1)))
+    assert not is_small(old)
+    assert is_small(new)
+    assert decode_small([new, new]).column("region").to_pylist() == ["eu", "eu"]
 
 
 @pytest.mark.usefixtures("next_version")

@@ -126,19 +126,6 @@ def test_a_file_of_another_kind_is_refused() -> None:
         LogFiles(storage, ROOT).meta(path, "segment", 0)
 
 
-def test_a_row_file_that_is_not_the_one_its_commit_names_is_damage_and_one_that_is_gone_is_not() -> None:
-    storage = MemoryStorage()
-    name = written(storage, messages(300)).rsplit("/", 1)[1]
-    digest = read_meta(storage, paths.data_file(ROOT, name), "rows").digest
-    kept = LogFiles(storage, ROOT)
-    assert kept.row_file(name, digest).rows == 300
-    with pytest.raises(CorruptDataError, match="not the row file"):
-        kept.row_file(name, digest[::-1])
-    storage.delete(paths.data_file(ROOT, name))
-    with pytest.raises(NotFoundError):
-        LogFiles(storage, ROOT).row_file(name, digest)
-
-
 def test_what_was_not_asked_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = MemoryStorage()
     listed = [written(storage, messages(300), nonce=f"n{number}") for number in range(3)]

@@ -164,5 +164,5 @@ def test_metadata_is_read_once() -> None:
     stats = ScanStats()
     fetch_messages(log, places(whole.slice(20, 1), True), stats=stats)
     assert not [path for path in tails if paths.segments(ROOT) in path]
-    assert (stats.rows_read, stats.blocks_read) == (1, 1)
+    assert (stats.rows_read, stats.files_read) == (1, 1)
     assert 0 < stats.bytes_read < 20_000

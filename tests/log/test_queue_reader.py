@@ -12,11 +12,13 @@ from test_point_read import SETTINGS, everything, grown, table
 
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import DataExpiredError
-from rmq_spark.log import queue_reader, scan, tail_index
+from rmq_spark.log import queue_reader, scan
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.expire import expire
+from rmq_spark.log.file_format import pack
 from rmq_spark.log.queue_reader import QueueFilter, read_queue
 from rmq_spark.log.roll import roll
+from rmq_spark.log.tail_index import TailIndex
 from rmq_spark.storage.memory import MemoryStorage
 
 QUEUES = [(f"t{topic}", queue) for topic in range(3) for queue in range(4)]
@@ -51,19 +53,30 @@ def test_messages_are_those_of_a_scan_in_order(seed: int, wanted: QueueFilter) -
             assert read_all(reader, topic, queue, draw, wanted).to_pylist() == mine
 
 
-def test_commits_whose_queues_are_not_listed_are_read_by_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_index, "WIDE_RUNS", 2)
-    clock = ManualClock()
-    with CommitLog(MemoryStorage(None, clock=clock), ROOT, BROKER, settings=SETTINGS, clock=clock) as log:
-        draw = random.Random(1)
-        for rows in (1, 6, 1, 6, 1, 6):
-            log.append(table(draw, rows))
-        assert 0 < len(log.view.state.commits.wide) < 6
-        for topic, queue in QUEUES:
-            end = log.view.state.queues.bounds(topic, queue)[1]
-            read = read_all(log, topic, queue, draw, queue_reader.ALL)
-            assert read.num_rows == end
-            assert not end or read["queueOffset"].to_pylist() == list(range(end))
+def test_commits_of_a_snapshot_that_does_not_list_their_queues_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As older versions wrote them: none at all, or not those of commits with very many."""
+    dump = TailIndex.dump
+    older = [
+        lambda self: {name: dump(self)[name] for name in ("firsts", "times", "sizes", "prints")},
+        lambda self: {**dump(self), "wide": pack(np.array([0, 6], np.int64))},
+    ]
+    for old in older:
+        clock = ManualClock()
+        storage = MemoryStorage(None, clock=clock)
+        with CommitLog(storage, ROOT, BROKER, settings=SETTINGS, clock=clock) as log:
+            draw = random.Random(1)
+            for rows in (6, 1, 6, 1, 6):
+                log.append(table(draw, rows))
+            ends = {queue: log.view.state.queues.bounds(*queue)[1] for queue in QUEUES}
+            monkeypatch.setattr(TailIndex, "dump", old)
+            assert log.snapshot() is not None
+            monkeypatch.setattr(TailIndex, "dump", dump)
+            log.append(table(draw, 1))
+        with CommitLog(storage, ROOT, BROKER, settings=SETTINGS, clock=clock) as log:
+            assert log.view.state.commits.lists_runs
+            for (topic, queue), end in ends.items():
+                read = read_all(log, topic, queue, draw, queue_reader.ALL)
+                assert not end or read["queueOffset"].to_pylist()[:end] == list(range(end))
 
 
 class TestTail:

@@ -375,7 +375,7 @@ class TestScansMeetMaintenance:
     @pytest.mark.parametrize("read", range(6))
     def test_files_move_under_a_scan(self, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """After `read` batches the commits become a segment, then that is merged into another one."""
-        monkeypatch.setattr(scan, "GROUP_COMMITS", 1)  # each commit comes by itself
+        monkeypatch.setattr(scan, "GROUP_BYTES", 1)  # each commit comes by itself
         storage = MemoryStorage()
         with open_log(storage) as log, open_log(storage) as other:
             fill(log, "a", "b", "c", "d", "e")
