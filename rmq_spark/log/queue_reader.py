@@ -106,12 +106,8 @@ def read_queue(
             )
         high = max(offset, min(end, offset + rows_max))
         if high == offset:
-            return _Planned(None, high, end, ())
-        start, segments = place, view.mark.segments if not place else ()
-        if place < view.mark.floor:
-            tail = view.state.commits.runs_of(topic, queue)[1]
-            if len(tail) and offset >= tail[0]:
-                start, segments = view.mark.floor, ()
+            return _Planned(None, high, end)
+        start, segments = _where(view, topic, queue, offset, place)
         query = scan.Query(
             start=start,
             ranges={(topic, queue): (offset, high)},
@@ -143,8 +139,17 @@ class _Planned(NamedTuple):
     """Behind the last offset that is looked at."""
     end: int
     """The queue's end."""
-    segments: tuple[SegmentRef, ...]
+    segments: tuple[SegmentRef, ...] = ()
     """To be searched for those that hold the offsets; empty: the plan names no other."""
+
+
+def _where(view: LogView, topic: str, queue: int, offset: int, place: int) -> tuple[int, tuple[SegmentRef, ...]]:
+    """Where the log has to be read from, and the segments to be searched, if it is not known better."""
+    if place < view.mark.floor:
+        tail = view.state.commits.runs_of(topic, queue)[1]
+        if len(tail) and offset >= tail[0]:
+            return view.mark.floor, ()
+    return place, () if place else view.mark.segments
 
 
 def _read_tail(
