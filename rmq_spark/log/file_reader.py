@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -71,13 +70,8 @@ def blocks_with(meta: FileMeta, first: I64, last: I64) -> BOOL:
     return np.cumsum(touched)[:-1] > 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Some bytes of a block."""
-
-    start: int
-    """Where they stand in it."""
-    data: pa.Buffer
+_Piece = tuple[int, pa.Buffer]
+"""Some bytes of a block, and where they stand in it."""
 
 
 class FileReader:
@@ -172,9 +166,7 @@ class FileReader:
             data = self._storage.read(meta.path)
             if check_whole(meta.path, data).digest != meta.digest:
                 raise meta.corrupt("file changed while it was read")
-            self.bytes_read += len(data)
-        elif not self.bytes_read:
-            self.bytes_read = len(data)
+        self.bytes_read += len(data)
         try:
             if meta.only_block is None:
                 batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
@@ -229,7 +221,7 @@ class FileReader:
             )
         )
         for mine in ranges:
-            yield [_Piece(low, pa.py_buffer(next(fetched))) for low, _ in mine]
+            yield [(low, pa.py_buffer(next(fetched))) for low, _ in mine]
 
     def _column_ranges(self, block: int, wanted: list[int]) -> list[tuple[int, int]]:
         """Where the header and the wanted columns of a block lie in it, near ones joined."""
@@ -251,7 +243,7 @@ class FileReader:
         """The wanted columns, put together from their buffers: the message as a whole is not there to be decoded."""
         meta = self._meta
         body, ends = int(meta.places.body[block]), meta.places.ends[block].tolist()
-        header = memoryview(pieces[0].data)[:body]
+        header = memoryview(pieces[0][1])[:body]
         check_header(meta, block, header)
         try:
             nodes, buffers = (pairs.tolist() for pairs in ipc_file.nodes_and_buffers(header))
@@ -262,14 +254,15 @@ class FileReader:
         at = 0
         for column in sorted(wanted):
             low, high = (ends[column - 1] if column else 0), ends[column]
-            while at + 1 < len(pieces) and pieces[at + 1].start <= body + low:
+            while at + 1 < len(pieces) and pieces[at + 1][0] <= body + low:
                 at += 1
-            shift = body - pieces[at].start
-            check_column(meta, block, column, memoryview(pieces[at].data)[shift + low : shift + high])
+            start, data = pieces[at]
+            shift = body - start
+            check_column(meta, block, column, memoryview(data)[shift + low : shift + high])
             node, buffer = first[column]
             try:
                 arrays[column] = ipc_file.column_array(
-                    self._types[column], iter(nodes[node:]), iter(buffers[buffer:]), pieces[at].data, shift
+                    self._types[column], iter(nodes[node:]), iter(buffers[buffer:]), data, shift
                 )
             except _PARSING as error:
                 raise meta.corrupt("block cannot be parsed", block=block, reason=str(error)) from error

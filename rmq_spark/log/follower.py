@@ -45,8 +45,8 @@ class Follower:
         self._end = -1
         self._waiting = 0
         self._woken = 0
-        self._closed = False
         self._error: Exception | None = None
+        """Why nobody can wait any more: the log was closed, or it is damaged."""
         self._thread: threading.Thread | None = None
         self._watch: Watch | None = None
 
@@ -68,10 +68,9 @@ class Follower:
                     self._thread = threading.Thread(target=self._run, name="rmq-follow", daemon=True)
                     self._thread.start()
                 self._changed.notify_all()  # the thread may be asleep
-                self._changed.wait_for(
-                    lambda: self._closed or self._error or self._end > offset or self._woken != woken, timeout
-                )
-                return self._check() or self._end > offset
+                self._changed.wait_for(lambda: self._error or self._end > offset or self._woken != woken, timeout)
+                self._check()
+                return self._end > offset
             finally:
                 self._waiting -= 1
 
@@ -91,21 +90,21 @@ class Follower:
 
     def close(self) -> None:
         """Wake everybody who waits, and end."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            watch, thread = self._watch, self._thread
+        self._fail(ClosedError("the log handle was closed"))
+        watch, thread = self._watch, self._thread
         if watch is not None:
             watch.close()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _check(self) -> bool:
-        if self._closed:
-            raise ClosedError("the log handle was closed")
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def _check(self) -> None:
         if self._error is not None:
             raise self._error
-        return False
 
     def _run(self) -> None:
         try:
@@ -122,9 +121,9 @@ class Follower:
         pause = POLL_SECONDS_MIN
         while True:
             with self._changed:
-                if not self._waiting and not self._closed:
+                if not self._waiting and self._error is None:
                     self._changed.wait()
-                if self._closed:
+                if self._error is not None:
                     return
             grown = self._look_once()
             pause = POLL_SECONDS_MIN if grown else min(pause * POLL_GROWTH, POLL_SECONDS_MAX)
@@ -139,18 +138,11 @@ class Follower:
         before = self._end
         try:
             end = self._look()
-        except ClosedError:
-            with self._changed:
-                self._closed = True
-                self._changed.notify_all()
-            return False
         except Exception as error:  # noqa: BLE001 - a bug, too, is told to those who wait: they would wait for nothing
             if isinstance(error, RmqError) and error.retriable:
                 _log.warning("the log could not be followed, trying again: %s", error)
             else:
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
+                self._fail(error)
             return False
         self.note_end(end)
         return end > before

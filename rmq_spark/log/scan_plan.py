@@ -14,7 +14,7 @@ from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
 from rmq_spark.log.files import LogFiles
 from rmq_spark.log.marks import SegmentRef
-from rmq_spark.log.tail_index import TailIndex, fingerprint
+from rmq_spark.log.tail_index import fingerprint
 from rmq_spark.storage import paths
 
 if TYPE_CHECKING:
@@ -180,21 +180,16 @@ def _tail_sources(view: LogView, query: Query) -> list[Source]:
     firsts, times = np.array(commits.firsts), np.array(commits.times)
     ends = np.append(firsts[1:], view.state.offset)[: len(firsts)]
     wanted = may_hold(query, firsts, ends, times, times)
-    if query.ranges is not None or query.topics is not None:
-        holding = np.zeros(len(firsts), np.bool_)
-        holding[np.searchsorted(firsts, _holding(commits, query))] = True
-        wanted &= holding
+    ranges = query.ranges
+    holding = commits.holding(query.topics, query.queues) if ranges is None else commits.in_ranges(ranges)
+    held = np.zeros(len(firsts), np.bool_)
+    held[np.searchsorted(firsts, holding)] = True
+    wanted &= held
     columns = (firsts, ends, np.array(commits.fingerprints), np.array(commits.sizes))
     return [
         Source(first, end, paths.commit(view.root, first), "commit", mark, size)
         for first, end, mark, size in zip(*(column[wanted].tolist() for column in columns), strict=True)
     ]
-
-
-def _holding(commits: TailIndex, query: Query) -> I64:
-    if query.ranges is not None:
-        return commits.in_ranges(query.ranges)
-    return commits.holding(query.topics or (), query.queues)
 
 
 def segment_source(root: str, segment: SegmentRef, first: int, end: int) -> Source:

@@ -80,10 +80,12 @@ class TailIndex:
         """Position of the commit that begins at `first`."""
         return bisect_left(self.firsts, first)
 
-    def holding(self, topics: Collection[str], queues: Collection[int] | None = None) -> I64:
-        """First offsets of the commits that hold messages of these topics (and queues)."""
+    def holding(self, topics: Collection[str] | None, queues: Collection[int] | None) -> I64:
+        """First offsets of the commits that hold messages of these topics and queues; None: of any."""
         keys = np.asarray(self.run_keys)
-        wanted = np.isin(keys >> 32, [self._topics[topic] for topic in topics if topic in self._topics])
+        wanted = np.ones(len(keys), np.bool_)
+        if topics is not None:
+            wanted &= np.isin(keys >> 32, [self._topics[topic] for topic in topics if topic in self._topics])
         if queues is not None:
             wanted &= np.isin(keys & 0xFFFFFFFF, list(queues))
         return np.asarray(self.run_commits)[wanted]

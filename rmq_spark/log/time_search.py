@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.file_reader import FileReader
+from rmq_spark.log.file_reader import FileReader, blocks_with
 from rmq_spark.log.files import read_planned
 from rmq_spark.log.marks import Mark
 from rmq_spark.log.queues import Queues
@@ -202,11 +202,10 @@ class TimeSearch:
         starts, bounds = meta.block_rows, meta.block_bounds
         low = int(meta.runs.first_rows()[run])
         high = low + int(meta.runs.rows[run])
-        begin = int(np.searchsorted(starts, low, "right")) - 1
-        end = int(np.searchsorted(starts, high, "left"))
+        blocks = blocks_with(meta, np.array([low]), np.array([high]))
         # Only the run's first and last block are shared with other runs: of those between, the first that may hold
         # such a row does.
-        for block in (begin + np.flatnonzero(bounds[begin:end, 3] >= ms)).tolist():
+        for block in np.flatnonzero(blocks & (bounds[:, 3] >= ms)).tolist():
             first, last = max(low, int(starts[block])), min(high, int(starts[block + 1]))
             if int(bounds[block, 2]) >= ms:
                 return first - low
