@@ -428,7 +428,8 @@ number = interrupts = 0
 batch = None
 while True:
     try:
-        ready.set()  # whoever is interrupted from here on catches it
+        if not ready.is_set():  # an interrupt within `set` would leave the event locked
+            ready.set()  # whoever is interrupted from here on catches it
         if over.is_set():
             break
         if batch is None:
