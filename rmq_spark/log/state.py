@@ -9,6 +9,7 @@ when the commit that carries them has landed, or `undo_trial`. Whoever is interr
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -37,8 +38,6 @@ WRITER_TTL_MS: Final = 7 * 24 * 3_600_000
 
 HELPED_REMEMBERED_MS: Final = 10_000
 """How long the state knows which announcements have landed; several times as long as they may be landed."""
-HELPED_CHECKED: Final = 1_000
-"""Older ones are looked for when there are more than so many."""
 
 AnyFold = TypeVar("AnyFold", bound=Fold)
 
@@ -89,8 +88,8 @@ class LogState:
         self.queues = Queues()
         self.writers: dict[str, LastAppend] = {}
         self.commits = TailIndex()
-        self.helped: dict[str, HelpedRows] = {}
-        """By token: announcements that have landed lately."""
+        self.helped: OrderedDict[str, HelpedRows] = OrderedDict()
+        """By token: announcements that have landed lately, in the order of the log."""
         self.journal = Journal()
         self.folds: dict[str, Fold] = {}
         """By name."""
@@ -202,9 +201,9 @@ class LogState:
     def _note_help(self, doc: dict[str, Any]) -> None:
         for token, announced_ms, rows in doc.get("helped", ()):
             self.helped[token] = HelpedRows(announced_ms, doc["first"], doc["ts"], tuple(rows))
-        if len(self.helped) > HELPED_CHECKED:
-            oldest = doc["ts"] - HELPED_REMEMBERED_MS
-            self.helped = {token: each for token, each in self.helped.items() if each.announced_ms >= oldest}
+        oldest = doc["ts"] - HELPED_REMEMBERED_MS
+        while self.helped and next(iter(self.helped.values())).announced_ms < oldest:
+            self.helped.popitem(last=False)
 
     # ------------------------------------------------------------ trials
 
@@ -317,7 +316,7 @@ class LogState:
             "digest": self.digest,
             "ts": self.store_ms,
             "durable": self.durable,
-            "helped": {token: list(each) for token, each in sorted(self.helped.items())},
+            "helped": {token: list(each) for token, each in self.helped.items()},
             "writers": {
                 name: [last.epoch, last.seq, last.handle, last.store_ms] for name, last in sorted(self.writers.items())
             },
@@ -338,8 +337,8 @@ class LogState:
         self.offset, self.digest, self.store_ms = core["offset"], core["digest"], core["ts"]
         self.now_ms, self.durable = self.store_ms, core["durable"]
         self.writers = {name: LastAppend(*last) for name, last in core["writers"].items()}
-        helped = core.get("helped", {}).items()
-        self.helped = {token: HelpedRows(each[0], each[1], each[2], tuple(each[3])) for token, each in helped}
+        for token, (announced_ms, slot, store_ms, rows) in core.get("helped", {}).items():
+            self.helped[token] = HelpedRows(announced_ms, slot, store_ms, tuple(rows))
         self.queues = Queues.load(json.loads(payloads["queues"]))
         self.commits = TailIndex.load(json.loads(payloads["commits"]))
         unknown = []

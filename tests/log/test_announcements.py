@@ -90,8 +90,7 @@ def test_a_group_with_a_state_message_that_is_refused_lands_the_others_after_a_l
     assert sorted(ids(log)) == ["a", "rival", "z"]
 
 
-def test_a_writer_that_slept_until_its_landing_was_forgotten_does_not_land_again(monkeypatch: Any) -> None:
-    monkeypatch.setattr(state, "HELPED_CHECKED", 0)
+def test_a_writer_that_slept_until_its_landing_was_forgotten_does_not_land_again() -> None:
     clock = ManualClock()
     weak = Wrapped(MemoryStorage(clock=clock))
     log, rival = open_log(weak, clock=clock, append_timeout_ms=60_000), open_log(weak.inner, clock=clock)
