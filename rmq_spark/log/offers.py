@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from rmq_spark.clock import Clock
-from rmq_spark.errors import InvalidRequestError, RmqError, UnavailableError
+from rmq_spark.errors import InvalidRequestError, RmqError
 from rmq_spark.log.announce import Helped, announce, helped_batches, list_announced
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.pace import Pace
@@ -35,7 +35,7 @@ class Offers:
         self.current: Offer | None = None
         """The one for the requests at hand."""
         self._watch: Watch | None = None
-        """Tells of new commits, on a local disk; there once something was offered."""
+        """Tells of new commits, on a local disk; there once somebody was waited for."""
 
     def wait_for_commit(self) -> None:
         """Wait until somebody has appended since the last look, or a moment has passed."""
@@ -43,14 +43,15 @@ class Offers:
             if self._watch is not None:
                 self._watch.wait(LOOK_SECONDS)
                 return
-        except UnavailableError:
+            self._watch = self._view.storage.watch(paths.commitlog(self._view.root))
+            if self._watch is not None:
+                return  # look again at once: it does not tell of what came before it
+        except RmqError:  # the system gives no watch; what was offered must not fail for that
             self._watch = None
         self._clock.sleep(LOOK_SECONDS)
 
     def make(self, todo: Sequence[Request]) -> None:
         """Let whoever has the turn land the rows of these requests."""
-        if self._watch is None:
-            self._watch = self._view.storage.watch(paths.commitlog(self._view.root))
         batches, at = [], 0
         for request in todo:
             if request.batch is not None:
