@@ -476,12 +476,12 @@ class Appender:
     def _settle(self, slot: int) -> None:
         """Everything at or below `slot` is decided: what did not land there is lost."""
         for attempt in self._pending:
-            if attempt.slot <= slot and attempt.outcome in (Outcome.PLANNED, Outcome.UNCLEAR):
-                attempt.become(Outcome.LOST)
+            if attempt.slot <= slot:
+                attempt.settle(Outcome.LOST)
         self._forget_settled()
 
     def _forget_settled(self) -> None:
-        self._pending = [a for a in self._pending if a.outcome in (Outcome.PLANNED, Outcome.UNCLEAR)]
+        self._pending = [attempt for attempt in self._pending if attempt.is_open]
 
     # ------------------------------------------------------------ what must hold
 

@@ -136,7 +136,7 @@ class Offers:
                     known = HelpedRows(announced_ms, landing.first, landing.store_ms, tuple(rows))
                     offer.land(self._locate(offer, known, landing.fingerprint))
             if not offer.may_land(landing.store_ms):
-                offer.lose()
+                offer.settle(Outcome.LOST)
         self._forget_settled()
 
     def settle_own(self, attempt: Attempt) -> None:
@@ -145,7 +145,7 @@ class Offers:
             if offer is self.current:
                 offer.land(attempt.landed)
             elif not offer.may_land(attempt.store_ms):
-                offer.lose()
+                offer.settle(Outcome.LOST)
         self._forget_settled()
 
     def settle_after_reload(self, state: LogState) -> None:
@@ -157,11 +157,11 @@ class Offers:
                 there = number < len(state.commits.firsts) and state.commits.firsts[number] == known.slot
                 offer.land(self._locate(offer, known, state.commits.fingerprints[number] if there else None))
             elif state.store_ms - offer.announced_ms > HELPED_REMEMBERED_MS:
-                offer.forget()
+                offer.settle(Outcome.FORGOTTEN)
             elif not offer.may_land(state.store_ms):
-                offer.lose()
+                offer.settle(Outcome.LOST)
         self._forget_settled()
 
     def _forget_settled(self) -> None:
         if self._open:
-            self._open = [offer for offer in self._open if offer.outcome is Outcome.UNCLEAR]
+            self._open = [offer for offer in self._open if offer.is_open]

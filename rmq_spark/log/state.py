@@ -28,7 +28,7 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.schema import Row
 from rmq_spark.log.tail_index import TailIndex
-from rmq_spark.log.undo import Journal
+from rmq_spark.log.undo import Journal, UndoDict
 from rmq_spark.model import names
 
 I64 = npt.NDArray[np.int64]
@@ -94,11 +94,13 @@ class LogState:
         self.folds: dict[str, Fold] = {}
         """By name."""
         self._by_topic: dict[str, Fold] = {}
-        self._added: dict[tuple[str, int], int] = {}
-        self._truncated: list[str] = []
+        self._added: UndoDict[tuple[str, int], int] = UndoDict(self.journal)
+        """Messages of each queue that are on trial, as far as folds ask for their offsets."""
+        self._truncated: UndoDict[str, None] = UndoDict(self.journal)
+        """Topics whose truncation is on trial."""
         self._state_topics: frozenset[str] = frozenset()
         """Topics whose messages are records, whether or not a fold of this handle reads them; known during a trial."""
-        self.touched: set[str] = set()
+        self.touched: UndoDict[str, None] = UndoDict(self.journal)
         """Names of the folds that have records on trial."""
         for kind in (*CORE_FOLDS, *folds):
             self.add_fold(kind)
@@ -183,7 +185,7 @@ class LogState:
                 self.fold(RowFiles).refer([file[0] for file in files], doc["first"])
             self._advance(meta, truncated)
 
-    def _advance(self, meta: FileMeta, truncated: Sequence[str]) -> None:
+    def _advance(self, meta: FileMeta, truncated: Iterable[str]) -> None:
         doc = meta.doc
         for topic in truncated:
             self.queues.truncate(topic)
@@ -210,9 +212,7 @@ class LogState:
     def open_trial(self, now_ms: int) -> None:
         """Begin to ask rules for a commit that will have this time."""
         self.now_ms = now_ms
-        self._added.clear()
-        self._truncated.clear()
-        self.touched.clear()
+        self._added, self._truncated, self.touched = (UndoDict(self.journal) for _ in range(3))
         self._state_topics = names.STATE_TOPICS.union(self._by_topic, *self.fold(FoldList).topics_of.values())
         self.journal.open()
 
@@ -223,8 +223,7 @@ class LogState:
             InvalidRequestError: a state message that its fold cannot read, or that no declared fold reads; the state is
                 as it was before the call.
         """
-        position, added = self.journal.position(), dict(self._added)
-        truncated, touched = len(self._truncated), set(self.touched)
+        position = self.journal.position()
         try:
             if app is not None:
                 self.fold(SinkBatches).land(*app)
@@ -234,8 +233,6 @@ class LogState:
                 self._refuse_state_rows(batch.topics())
         except BaseException:
             self.journal.undo(position)
-            self._added, self.touched = added, touched
-            del self._truncated[truncated:]
             raise
 
     def _refuse_state_rows(self, topics: Sequence[str]) -> None:
@@ -255,10 +252,11 @@ class LogState:
                 continue
             records = self._trial_records(fold, topic, list(members))
             try:
-                self.touched.add(fold.name)
+                self.touched[fold.name] = None
                 fold.apply(records)
                 if topic in Truncations.topics:
-                    self._truncated += Truncations.names(records)
+                    for name in Truncations.names(records):
+                        self._truncated[name] = None
             except UNREADABLE as error:
                 raise InvalidRequestError(
                     "not a state message that can be read back", topic=topic, reason=describe(error)
