@@ -23,7 +23,7 @@ from rmq_spark.errors import CorruptDataError, NotFoundError, OutcomeUnknownErro
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import parse
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.request import LANDABLE_MS, Offer, Request
+from rmq_spark.log.request import LANDABLE_MS, Offer, Outcome, Request
 from rmq_spark.log.rows import prepare
 from rmq_spark.log.schema import Row
 from rmq_spark.log.small_commits import decode_small, is_small
@@ -58,7 +58,7 @@ def announce(storage: Storage, root: str, batch: MessageBatch, offer: Offer) -> 
     rows = prepare(batch, BYTES_MAX, "rows")
     encoded = Encoded(rows.blocks, {**rows.doc, "nonce": offer.token})
     if encoded.tail.file_size > 2 * BYTES_MAX or "blocks" in encoded.tail.doc:
-        offer.lose()
+        offer.settle(Outcome.LOST)
         return False
     offer.order = [] if rows.order is None else rows.order.tolist()
     offer.path = f"{paths.announced(root)}/{offer.announced_ms:015d}-{offer.token}.arrow"
@@ -67,7 +67,7 @@ def announce(storage: Storage, root: str, batch: MessageBatch, offer: Offer) -> 
     except OutcomeUnknownError:
         return True
     except RmqError:
-        offer.lose()
+        offer.settle(Outcome.LOST)
         return False
     return True
 

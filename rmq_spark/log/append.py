@@ -96,14 +96,19 @@ class Appender:
         finally:
             self._offers.withdraw()
 
+    def close(self) -> None:
+        """Let go of what the system lends; appends go on to work."""
+        self._offers.close()
+
     def _race(self, todo: Sequence[Request], deadline: int) -> None:
         """Try slot after slot until the requests are answered, by this handle or by one that helps it."""
         losses = 0
-        while not todo[0].settled:
+        while not todo[0].settled and not self._was_helped(todo):
             # Who finds the turn taken offers its rows to whoever has it, and then waits. What a named writer sends must
             # not land after another has taken over its name.
-            offers = self._pace.rivals_help and (self._has_turns or losses > 0)
-            offers = offers and self._epoch == 0 and is_offerable(todo)
+            offers = (
+                self._pace.rivals_help and (self._has_turns or losses > 0) and self._epoch == 0 and is_offerable(todo)
+            )
             waits = not (offers or self._may_be_helped(deadline))
             with self._view.storage.turn(self._place, TURN_SECONDS if waits else 0.0) as held:
                 self._has_turns = self._has_turns or held
@@ -121,10 +126,8 @@ class Appender:
                             attempts=losses,
                             timeout_ms=self._settings.append_timeout_ms,
                         )
-                    if held and self._pace.has_rivals:
-                        if self._slot_is_taken():
-                            continue
-                        self._offers.gather()
+                    if held and self._pace.has_rivals and self._slot_is_taken():
+                        continue
                     if self._try(todo, deadline):
                         self._pace.yield_to_rivals(held, losses)
                         return
@@ -139,10 +142,11 @@ class Appender:
             return self._has_turns
         if not self._may_be_helped(deadline):
             return False
-        self._refresh()
-        return self._was_helped(todo) or self._pace.rivals_move(
-            self._view.state.offset, self._offers.look_seconds, TURN_SECONDS
-        )
+        if not self._slot_is_taken():
+            if self._pace.is_stuck(self._view.state.offset, TURN_SECONDS):
+                return False
+            self._offers.wait_for_commit()
+        return True
 
     def _may_be_helped(self, deadline: int) -> bool:
         """Whether the one who has the turn may land what this one offers: then the log tells sooner than the turn."""
@@ -315,12 +319,9 @@ class Appender:
 
     def _finish(self, todo: Sequence[Request]) -> None:
         for request in todo:
-            if request.refusal is not None:
-                request.error = request.refusal
-                continue
-            if request.attempt is not None:
+            request.error, request.settled = request.refusal, request.refusal is None
+            if request.settled and request.attempt is not None:
                 request.landed = request.attempt.landed
-            request.settled = True
 
     # ------------------------------------------------------------ step 2: preparing
 
@@ -475,12 +476,12 @@ class Appender:
     def _settle(self, slot: int) -> None:
         """Everything at or below `slot` is decided: what did not land there is lost."""
         for attempt in self._pending:
-            if attempt.slot <= slot and attempt.outcome in (Outcome.PLANNED, Outcome.UNCLEAR):
-                attempt.become(Outcome.LOST)
+            if attempt.slot <= slot:
+                attempt.settle(Outcome.LOST)
         self._forget_settled()
 
     def _forget_settled(self) -> None:
-        self._pending = [a for a in self._pending if a.outcome in (Outcome.PLANNED, Outcome.UNCLEAR)]
+        self._pending = [attempt for attempt in self._pending if attempt.is_open]
 
     # ------------------------------------------------------------ what must hold
 

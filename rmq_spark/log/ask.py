@@ -101,7 +101,7 @@ class Asker:
     def new_folds(self, state: LogState) -> MessageBatch | None:
         """Records that name the folds whose first records are on trial."""
         listed = state.fold(FoldList).topics_of
-        new = sorted(state.touched - listed.keys() - _CORE_NAMES)
+        new = sorted(state.touched.keys() - listed.keys() - _CORE_NAMES)
         if not new:
             return None
         topic = FoldList.topics[0]

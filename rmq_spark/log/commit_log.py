@@ -233,6 +233,8 @@ class CommitLog:
             # Only now: the committer's last commit may be the first one that needs a flush.
             if self._flusher is not None:
                 self._flusher.close()
+            with self._lock:
+                self._appender.close()
 
     def __enter__(self) -> CommitLog:
         return self

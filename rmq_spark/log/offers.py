@@ -10,23 +10,17 @@ import numpy as np
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import InvalidRequestError, RmqError
-from rmq_spark.log.announce import Announced, Helped, announce, helped_batches, list_announced
+from rmq_spark.log.announce import Helped, announce, helped_batches, list_announced
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.pace import Pace
 from rmq_spark.log.request import Attempt, KnownOffsets, Landed, Offer, Offsets, Outcome, Request
 from rmq_spark.log.state import HELPED_REMEMBERED_MS, HelpedRows, LogState
 from rmq_spark.log.view import Landing, LogView
+from rmq_spark.storage import paths
+from rmq_spark.storage.base import Watch
 
-GATHER_PAUSE_SECONDS: Final = 0.001
-GATHER_LOOKS: Final = 24
-GATHER_LOOKS_IN_VAIN: Final = 3
-"""Whoever has the turn waits for others to offer: so long between two looks, so many looks at most, and so many in a
-row that find nothing new."""
-LOOK_SECONDS_MIN: Final = 0.001
-LOOK_SECONDS_PER_OFFER: Final = 0.0005
-LOOK_SECONDS_MAX: Final = 0.016
-PROBE_EVERY: Final = 4
-"""Every so many commits one more is waited for than the last commit has landed: there may be new writers."""
+LOOK_SECONDS: Final = 0.01
+"""So often at least who has offered looks for its rows, and for the turn: whoever had it may have gone without them."""
 
 
 class Offers:
@@ -40,36 +34,21 @@ class Offers:
         """Those that others may still land, as far as is known."""
         self.current: Offer | None = None
         """The one for the requests at hand."""
-        self._landed_last = 0
-        """How many offers the last commit has landed, whoever made it."""
-        self._gathered = 0
-        self._listed: list[Announced] | None = None
-        """What `gather` has seen, for the commit that follows it."""
+        self._watch: Watch | None = None
+        """Tells of new commits, on a local disk; there once somebody was waited for."""
 
-    @property
-    def look_seconds(self) -> float:
-        """How long to wait between two looks for the own rows: a commit of many writers takes longer."""
-        return min(max(LOOK_SECONDS_MIN, LOOK_SECONDS_PER_OFFER * self._landed_last), LOOK_SECONDS_MAX)
-
-    def gather(self) -> None:
-        """Wait until as many have offered as the last commit has landed: its writers are on their way back.
-
-        Without that, the turn is mostly free, and each commits alone what all others have to fold.
-        """
-        self._listed = None
-        if not self._landed_last:
-            return
-        self._gathered += 1
-        wanted = self._landed_last + (self._gathered % PROBE_EVERY == 0)
-        before, in_vain = -1, 0
-        for _ in range(GATHER_LOOKS):
-            self._listed = list_announced(self._view.storage, self._view.root)
-            waiting = sum(token not in self._view.state.helped for _, token, _ in self._listed)
-            in_vain = 0 if waiting > before else in_vain + 1
-            if waiting >= wanted or in_vain >= GATHER_LOOKS_IN_VAIN:
+    def wait_for_commit(self) -> None:
+        """Wait until somebody has appended since the last look, or a moment has passed."""
+        try:
+            if self._watch is not None:
+                self._watch.wait(LOOK_SECONDS)
                 return
-            before = waiting
-            self._clock.sleep(GATHER_PAUSE_SECONDS)
+            self._watch = self._view.storage.watch(paths.commitlog(self._view.root))
+            if self._watch is not None:
+                return  # look again at once: it does not tell of what came before it
+        except RmqError:  # the system gives no watch; what was offered must not fail for that
+            self._watch = None
+        self._clock.sleep(LOOK_SECONDS)
 
     def make(self, todo: Sequence[Request]) -> None:
         """Let whoever has the turn land the rows of these requests."""
@@ -88,6 +67,12 @@ class Offers:
         if not announce(self._view.storage, self._view.root, MessageBatch.merge(batches), offer):
             self.current = None  # nobody can land it: it would be found in the directory only
 
+    def close(self) -> None:
+        """Let the watch go; a later offer begins a new one."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
     def withdraw(self) -> None:
         """The requests at hand are done with, or given up."""
         offer, self.current = self.current, None
@@ -99,9 +84,7 @@ class Offers:
         """What others have offered: it lands with the own rows."""
         if not self._pace.has_rivals:
             return []
-        listed, self._listed = self._listed, None
-        if listed is None:
-            listed = list_announced(self._view.storage, self._view.root)
+        listed = list_announced(self._view.storage, self._view.root)
         known = {*state.helped, *(offer.token for offer in self._open)}
         helped = []
         for each in helped_batches(self._view.storage, listed, known, state.now_ms):
@@ -147,24 +130,22 @@ class Offers:
 
     def settle_from_walk(self, landing: Landing) -> None:
         """A commit was folded: it has landed some, and those that are too old for it are lost."""
-        self._landed_last = len(landing.helped)
         for offer in self._open:
             for token, announced_ms, rows in landing.helped:
                 if token == offer.token:
                     known = HelpedRows(announced_ms, landing.first, landing.store_ms, tuple(rows))
                     offer.land(self._locate(offer, known, landing.fingerprint))
             if not offer.may_land(landing.store_ms):
-                offer.lose()
+                offer.settle(Outcome.LOST)
         self._forget_settled()
 
     def settle_own(self, attempt: Attempt) -> None:
         """A commit of this handle has landed."""
-        self._landed_last = len(attempt.encoded.tail.doc.get("helped", ()))
         for offer in self._open:
             if offer is self.current:
                 offer.land(attempt.landed)
             elif not offer.may_land(attempt.store_ms):
-                offer.lose()
+                offer.settle(Outcome.LOST)
         self._forget_settled()
 
     def settle_after_reload(self, state: LogState) -> None:
@@ -176,11 +157,11 @@ class Offers:
                 there = number < len(state.commits.firsts) and state.commits.firsts[number] == known.slot
                 offer.land(self._locate(offer, known, state.commits.fingerprints[number] if there else None))
             elif state.store_ms - offer.announced_ms > HELPED_REMEMBERED_MS:
-                offer.forget()
+                offer.settle(Outcome.FORGOTTEN)
             elif not offer.may_land(state.store_ms):
-                offer.lose()
+                offer.settle(Outcome.LOST)
         self._forget_settled()
 
     def _forget_settled(self) -> None:
         if self._open:
-            self._open = [offer for offer in self._open if offer.outcome is Outcome.UNCLEAR]
+            self._open = [offer for offer in self._open if offer.is_open]

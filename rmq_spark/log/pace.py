@@ -10,7 +10,6 @@ from rmq_spark.errors import ClockSkewError
 CONSECUTIVE_WINS: Final = 16
 BUSY_GAP_NS: Final = 2_000_000_000
 RIVALS_REMEMBERED: Final = 64
-LOOK_GROWTH: Final = 1.5
 STUCK_NS: Final = 2_000_000_000
 """When the one who has the turn did not move, nobody is waited for so long."""
 
@@ -32,7 +31,6 @@ class Pace:
         self._rivals = RIVALS_REMEMBERED
         self._end = -1
         self._end_since = 0
-        self._pause = 0.0
         self._stuck_until = 0
 
     @property
@@ -49,21 +47,18 @@ class Pace:
         """Somebody else has appended."""
         self._rivals = RIVALS_REMEMBERED
 
-    def rivals_move(self, end: int, pause: float, patience: float) -> bool:
-        """Pause, and tell whether others go on appending; False: the log's end has not moved for `patience` seconds.
+    def is_stuck(self, end: int, patience: float) -> bool:
+        """Whether the log's end has not moved for `patience` seconds, to be asked while it is waited for.
 
         Then whoever has the turn is stopped, and for a while nobody shall be waited for.
         """
         now = self._clock.elapsed_ns()
         if end != self._end:
             self._end, self._end_since = end, now
-            self._pause = pause
         elif now - self._end_since > patience * 1e9:
             self._end, self._stuck_until = -1, now + STUCK_NS
-            return False
-        self._clock.sleep(self._pause)
-        self._pause = min(LOOK_GROWTH * self._pause, patience / 5)
-        return True
+            return True
+        return False
 
     def stamp(self, last_ms: int) -> int:
         """StoreTimestamp = max(previous, now), unless the clock has run away.

@@ -118,8 +118,35 @@ class KnownOffsets(NamedTuple):
     commit: I64
 
 
+class Tracked:
+    """What may put rows into the log, once or never: a commit of this handle, or an offer that others land."""
+
+    outcome: Outcome
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its outcome is still to come."""
+        return self.outcome in (Outcome.PLANNED, Outcome.UNCLEAR)
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether it is known to be in the log."""
+        return self.outcome is Outcome.LANDED
+
+    def become(self, outcome: Outcome) -> None:
+        """Note what is known now; saying the same again changes nothing."""
+        if outcome is not self.outcome:
+            assert outcome in _TRANSITIONS[self.outcome], (self.outcome, outcome)  # noqa: S101 - the table above
+            self.outcome = outcome
+
+    def settle(self, outcome: Outcome) -> None:
+        """Note how it ended, unless that is known."""
+        if self.is_open:
+            self.become(outcome)
+
+
 @dataclass(eq=False)
-class Attempt:
+class Attempt(Tracked):
     """One commit at one slot: its bytes never change, so whichever try of it lands, it lands once."""
 
     seq: int
@@ -138,17 +165,6 @@ class Attempt:
         """Where its rows are, if it has landed."""
         return Landed(self.slot, self.store_ms, self.offsets)
 
-    @property
-    def has_landed(self) -> bool:
-        """Whether it is known to be in the log."""
-        return self.outcome is Outcome.LANDED
-
-    def become(self, outcome: Outcome) -> None:
-        """Note what is known now; saying the same again changes nothing."""
-        if outcome is not self.outcome:
-            assert outcome in _TRANSITIONS[self.outcome], (self.outcome, outcome)  # noqa: S101 - the table above
-            self.outcome = outcome
-
     def unclear_error(self, cause: str) -> OutcomeUnknownError:
         """What the callers of an attempt that ended unclear are told."""
         return OutcomeUnknownError(
@@ -157,7 +173,7 @@ class Attempt:
 
 
 @dataclass(eq=False)
-class Offer:
+class Offer(Tracked):
     """Rows of one process that others may land (see `announce`)."""
 
     token: str
@@ -175,17 +191,8 @@ class Offer:
 
     def land(self, landed: Landed) -> None:
         """It is in the log."""
-        self.landed, self.outcome = landed, Outcome.LANDED
-
-    def lose(self) -> None:
-        """It is not in the log and never will be."""
-        if self.outcome is Outcome.UNCLEAR:
-            self.outcome = Outcome.LOST
-
-    def forget(self) -> None:
-        """The log no longer records the outcome."""
-        if self.outcome is Outcome.UNCLEAR:
-            self.outcome = Outcome.FORGOTTEN
+        self.landed = landed
+        self.become(Outcome.LANDED)
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ when the commit that carries them has landed, or `undo_trial`. Whoever is interr
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -27,7 +28,7 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.schema import Row
 from rmq_spark.log.tail_index import TailIndex
-from rmq_spark.log.undo import Journal
+from rmq_spark.log.undo import Journal, UndoDict
 from rmq_spark.model import names
 
 I64 = npt.NDArray[np.int64]
@@ -37,8 +38,6 @@ WRITER_TTL_MS: Final = 7 * 24 * 3_600_000
 
 HELPED_REMEMBERED_MS: Final = 10_000
 """How long the state knows which announcements have landed; several times as long as they may be landed."""
-HELPED_CHECKED: Final = 1_000
-"""Older ones are looked for when there are more than so many."""
 
 AnyFold = TypeVar("AnyFold", bound=Fold)
 
@@ -89,17 +88,19 @@ class LogState:
         self.queues = Queues()
         self.writers: dict[str, LastAppend] = {}
         self.commits = TailIndex()
-        self.helped: dict[str, HelpedRows] = {}
-        """By token: announcements that have landed lately."""
+        self.helped: OrderedDict[str, HelpedRows] = OrderedDict()
+        """By token: announcements that have landed lately, in the order of the log."""
         self.journal = Journal()
         self.folds: dict[str, Fold] = {}
         """By name."""
         self._by_topic: dict[str, Fold] = {}
-        self._added: dict[tuple[str, int], int] = {}
-        self._truncated: list[str] = []
+        self._added: UndoDict[tuple[str, int], int] = UndoDict(self.journal)
+        """Messages of each queue that are on trial, as far as folds ask for their offsets."""
+        self._truncated: UndoDict[str, None] = UndoDict(self.journal)
+        """Topics whose truncation is on trial."""
         self._state_topics: frozenset[str] = frozenset()
         """Topics whose messages are records, whether or not a fold of this handle reads them; known during a trial."""
-        self.touched: set[str] = set()
+        self.touched: UndoDict[str, None] = UndoDict(self.journal)
         """Names of the folds that have records on trial."""
         for kind in (*CORE_FOLDS, *folds):
             self.add_fold(kind)
@@ -184,7 +185,7 @@ class LogState:
                 self.fold(RowFiles).refer([file[0] for file in files], doc["first"])
             self._advance(meta, truncated)
 
-    def _advance(self, meta: FileMeta, truncated: Sequence[str]) -> None:
+    def _advance(self, meta: FileMeta, truncated: Iterable[str]) -> None:
         doc = meta.doc
         for topic in truncated:
             self.queues.truncate(topic)
@@ -202,18 +203,16 @@ class LogState:
     def _note_help(self, doc: dict[str, Any]) -> None:
         for token, announced_ms, rows in doc.get("helped", ()):
             self.helped[token] = HelpedRows(announced_ms, doc["first"], doc["ts"], tuple(rows))
-        if len(self.helped) > HELPED_CHECKED:
-            oldest = doc["ts"] - HELPED_REMEMBERED_MS
-            self.helped = {token: each for token, each in self.helped.items() if each.announced_ms >= oldest}
+        oldest = doc["ts"] - HELPED_REMEMBERED_MS
+        while self.helped and next(iter(self.helped.values())).announced_ms < oldest:
+            self.helped.popitem(last=False)
 
     # ------------------------------------------------------------ trials
 
     def open_trial(self, now_ms: int) -> None:
         """Begin to ask rules for a commit that will have this time."""
         self.now_ms = now_ms
-        self._added.clear()
-        self._truncated.clear()
-        self.touched.clear()
+        self._added, self._truncated, self.touched = (UndoDict(self.journal) for _ in range(3))
         self._state_topics = names.STATE_TOPICS.union(self._by_topic, *self.fold(FoldList).topics_of.values())
         self.journal.open()
 
@@ -224,8 +223,7 @@ class LogState:
             InvalidRequestError: a state message that its fold cannot read, or that no declared fold reads; the state is
                 as it was before the call.
         """
-        position, added = self.journal.position(), dict(self._added)
-        truncated, touched = len(self._truncated), set(self.touched)
+        position = self.journal.position()
         try:
             if app is not None:
                 self.fold(SinkBatches).land(*app)
@@ -235,8 +233,6 @@ class LogState:
                 self._refuse_state_rows(batch.topics())
         except BaseException:
             self.journal.undo(position)
-            self._added, self.touched = added, touched
-            del self._truncated[truncated:]
             raise
 
     def _refuse_state_rows(self, topics: Sequence[str]) -> None:
@@ -256,10 +252,11 @@ class LogState:
                 continue
             records = self._trial_records(fold, topic, list(members))
             try:
-                self.touched.add(fold.name)
+                self.touched[fold.name] = None
                 fold.apply(records)
                 if topic in Truncations.topics:
-                    self._truncated += Truncations.names(records)
+                    for name in Truncations.names(records):
+                        self._truncated[name] = None
             except UNREADABLE as error:
                 raise InvalidRequestError(
                     "not a state message that can be read back", topic=topic, reason=describe(error)
@@ -317,7 +314,7 @@ class LogState:
             "digest": self.digest,
             "ts": self.store_ms,
             "durable": self.durable,
-            "helped": {token: list(each) for token, each in sorted(self.helped.items())},
+            "helped": {token: list(each) for token, each in self.helped.items()},
             "writers": {
                 name: [last.epoch, last.seq, last.handle, last.store_ms] for name, last in sorted(self.writers.items())
             },
@@ -338,8 +335,8 @@ class LogState:
         self.offset, self.digest, self.store_ms = core["offset"], core["digest"], core["ts"]
         self.now_ms, self.durable = self.store_ms, core["durable"]
         self.writers = {name: LastAppend(*last) for name, last in core["writers"].items()}
-        helped = core.get("helped", {}).items()
-        self.helped = {token: HelpedRows(each[0], each[1], each[2], tuple(each[3])) for token, each in helped}
+        for token, (announced_ms, slot, store_ms, rows) in core.get("helped", {}).items():
+            self.helped[token] = HelpedRows(announced_ms, slot, store_ms, tuple(rows))
         self.queues = Queues.load(json.loads(payloads["queues"]))
         self.commits = TailIndex.load(json.loads(payloads["commits"]))
         unknown = []

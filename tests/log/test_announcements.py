@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 
-from rmq_spark.clock import ManualClock
+from rmq_spark.clock import ManualClock, SystemClock
 from rmq_spark.errors import InvalidRequestError, OutcomeUnknownError
 from rmq_spark.log import file_layout, state
-from rmq_spark.log.announce import SWEPT_MS, announce
+from rmq_spark.log.announce import SWEPT_MS, announce, list_announced
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.offers import GATHER_LOOKS, GATHER_PAUSE_SECONDS
 from rmq_spark.log.pace import RIVALS_REMEMBERED
 from rmq_spark.log.request import Offer, Request
 from rmq_spark.log.roll import roll
@@ -90,8 +90,7 @@ def test_a_group_with_a_state_message_that_is_refused_lands_the_others_after_a_l
     assert sorted(ids(log)) == ["a", "rival", "z"]
 
 
-def test_a_writer_that_slept_until_its_landing_was_forgotten_does_not_land_again(monkeypatch: Any) -> None:
-    monkeypatch.setattr(state, "HELPED_CHECKED", 0)
+def test_a_writer_that_slept_until_its_landing_was_forgotten_does_not_land_again() -> None:
     clock = ManualClock()
     weak = Wrapped(MemoryStorage(clock=clock))
     log, rival = open_log(weak, clock=clock, append_timeout_ms=60_000), open_log(weak.inner, clock=clock)
@@ -129,20 +128,24 @@ def test_a_writer_that_lands_what_others_offer_goes_on_looking_for_offers() -> N
             assert f"offered-{number}" in ids(log)
 
 
-def test_whoever_has_the_turn_waits_for_as_many_offers_as_the_last_commit_has_landed(tmp_path: Path) -> None:
-    clock = ManualClock()
-    storage = LocalStorage(str(tmp_path), clock=clock)
-    with open_log(storage, clock=clock) as log:
+def test_who_has_offered_waits_without_polling_and_lands_its_rows_itself_when_the_turn_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(str(tmp_path))
+    log = open_log(storage, clock=SystemClock())
+    log.append(message("first"))
 
-        def seconds_of_append(offers: int) -> float:
-            for _ in range(offers):
-                assert announce(storage, ROOT, message("offered"), Offer(clock.token(), clock.now_ms()))
-            began = clock.elapsed_ns()
-            log.append(message("own"))
-            return (clock.elapsed_ns() - began) / 1e9
+    def sleep(seconds: float) -> None:
+        raise AssertionError("the file system tells of new commits")
 
-        assert seconds_of_append(2) == 0, "nobody has offered before"
-        assert seconds_of_append(2) == 0, "as many as the last time"
-        assert 0 < seconds_of_append(1) <= GATHER_LOOKS * GATHER_PAUSE_SECONDS, "one is missing"
-        assert seconds_of_append(0) > 0
-        assert seconds_of_append(0) == 0, "nobody has come: nobody is waited for"
+    monkeypatch.setattr(log.clock, "sleep", sleep)
+    with ThreadPoolExecutor() as pool:
+        with storage.turn(paths.commitlog(ROOT), 0) as held:
+            assert held
+            sent = pool.submit(log.append, message("mine"))
+            while not list_announced(storage, ROOT):
+                assert not sent.done()
+        assert not sent.result().repeated
+    assert ids(log) == ["first", "mine"]
+    assert list_announced(storage, ROOT) == []
+    log.close()
