@@ -12,7 +12,7 @@ from rmq_spark.log.arrow_columns import integers
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, blocks_with
 from rmq_spark.log.fold import Records
-from rmq_spark.log.small_commits import decode_commits
+from rmq_spark.log.small_commits import decode_small, queue_offsets_of
 from rmq_spark.log.state import LogState
 from rmq_spark.storage.base import Storage
 
@@ -55,7 +55,7 @@ def join_records(metas: Sequence[FileMeta], state: LogState) -> Iterator[Records
     metas = [meta for meta in metas if state.fold_topics(meta.doc["topics"])]
     if not metas:
         return
-    rows = decode_commits(metas)
+    rows = decode_small(metas).append_column("queueOffset", integers(queue_offsets_of(metas)))
     topics = sorted({topic for meta in metas for topic in state.fold_topics(meta.doc["topics"])})
     times = np.repeat([meta.doc["ts"] for meta in metas], [meta.rows for meta in metas])
     topic_of = [name for meta in metas for name in _topics_of(meta)]

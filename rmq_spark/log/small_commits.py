@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError
@@ -15,6 +16,8 @@ from rmq_spark.log import file_layout, ipc_file, schema
 from rmq_spark.log.arrow_columns import integers, repeated
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.run_index import find_order
+
+I64 = npt.NDArray[np.int64]
 
 
 def is_small(meta: FileMeta) -> bool:
@@ -47,17 +50,12 @@ def decode_small(metas: Sequence[FileMeta]) -> pa.RecordBatch:
         raise CorruptDataError("rows cannot be decoded", kind=kind, files=len(metas), reason=str(error)) from error
 
 
-def decode_commits(metas: Sequence[FileMeta]) -> pa.RecordBatch:
-    """The stored columns of small commits, in the order of the log, and the queue offset of each row.
-
-    Raises:
-        CorruptDataError: a commit's rows cannot be parsed, or are not as many as it says.
-    """
+def queue_offsets_of(metas: Sequence[FileMeta]) -> I64:
+    """Queue offset of each row of these commits."""
     bases = np.concatenate([meta.bases for meta in metas])
     rows = np.concatenate([meta.runs.rows for meta in metas])
     ends = np.cumsum(rows, dtype=np.int64)
-    offsets = np.repeat(bases - (ends - rows), rows) + np.arange(int(ends[-1]))
-    return decode_small(metas).append_column("queueOffset", integers(offsets))
+    return np.repeat(bases - (ends - rows), rows) + np.arange(int(ends[-1]))
 
 
 def join_rows(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:
@@ -72,24 +70,27 @@ def join_rows(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:
 
 
 def queue_rows(metas: Sequence[FileMeta], broker: str, topic: str, queue: int) -> pa.RecordBatch:
-    """The messages of one queue in small commits, as a batch of `schema.MESSAGE`.
+    """The messages of one queue in small commits, each of which has some, as a batch of `schema.MESSAGE`.
 
     Raises:
         CorruptDataError: a commit's rows cannot be parsed, or are not as many as it says.
     """
     messages = _messages(metas, broker)
+    if all(len(meta.runs.rows) == 1 for meta in metas):
+        return messages
     mine = np.concatenate([np.repeat(meta.runs.is_of_queue(topic, queue), meta.runs.rows) for meta in metas])
-    return messages if mine.all() else messages.filter(pa.array(mine))
+    return messages.filter(pa.array(mine))
 
 
 def _messages(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:
     """The messages of small commits, in the order of the log."""
-    rows = decode_commits(metas)
+    rows = decode_small(metas)
     firsts, counts, times = np.array([(meta.doc["first"], meta.rows, meta.doc["ts"]) for meta in metas], np.int64).T
     commit = np.repeat(firsts - (np.cumsum(counts) - counts), counts) + np.arange(len(rows))
     derived = {
         "brokerName": repeated(broker, len(rows)),
         "commitOffset": integers(commit),
+        "queueOffset": integers(queue_offsets_of(metas)),
         "storeTimestamp": integers(np.repeat(times, counts)).view(schema.TIMESTAMP),
     }
     columns = [derived[name] if name in derived else rows.column(name) for name in schema.MESSAGE.names]
