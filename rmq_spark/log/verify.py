@@ -20,10 +20,10 @@ from rmq_spark.log.fold import Fold
 from rmq_spark.log.marks import Mark, SegmentRef, genesis, read_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.records import read_records
-from rmq_spark.log.roll import Progress, no_progress
+from rmq_spark.log.roll import Progress, block_bounds, no_progress
 from rmq_spark.log.rows import queue_offsets
 from rmq_spark.log.snapshot import comparable, floor_state, load_snapshot, read_payloads
-from rmq_spark.log.state import LogState, parts_of
+from rmq_spark.log.state import LogState
 from rmq_spark.log.verify_files import DESCRIBED, UNREADABLE, CheckedFiles, check_counts, check_references
 from rmq_spark.log.view import check_link
 from rmq_spark.storage import paths
@@ -231,7 +231,7 @@ class _Verifier:
         for batch in self._files.described_rows(meta, columns):
             offsets.append(batch.column(0).to_numpy())
             times.append(batch.column(2).cast(pa.int64()).to_numpy())
-            bounds.append([offsets[-1].min(), offsets[-1].max(), times[-1].min(), times[-1].max()])
+            bounds.append(block_bounds(batch))
             if not np.array_equal(batch.column(1).to_numpy(), expected[at : at + batch.num_rows]):
                 raise meta.corrupt("queue offsets are not dense")
             at += batch.num_rows
@@ -321,11 +321,11 @@ class _Verifier:
         if meta.doc["ts"] - state.store_ms > CLOCK_JUMP_MS and state.store_ms:
             self._warn(meta.path, f"store time jumps by {meta.doc['ts'] - state.store_ms} ms")
         files = meta.doc.get("files")
-        bases = state.queues.number(meta.runs, parts_of(meta.doc))
+        bases = state.queues.number(meta.runs)
         if self._damaged and np.all(meta.bases >= bases):
             # Behind damage a queue may go on at any later offset: one loss is one finding, not one for each commit.
             state.queues.resume(meta.runs, meta.bases)
-            bases = state.queues.number(meta.runs, parts_of(meta.doc))
+            bases = state.queues.number(meta.runs)
         if bases.tolist() != meta.bases.tolist():
             raise meta.corrupt("queue offsets do not continue where the log left them")
         if files:

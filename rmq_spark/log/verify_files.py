@@ -30,8 +30,6 @@ SMALL_BYTES: Final = 128 * 1024
 AHEAD_FILES: Final = 128
 """How many at once: together 16 MiB at most, and enough to keep a bucket's 16 connections busy."""
 
-_ONE_PART: Final = [-1]
-
 DESCRIBED: Final = ("topic", "queueId", "msgId", "tags", "keys")
 """The columns of which a file's metadata says something."""
 
@@ -164,9 +162,9 @@ def check_counts(meta: FileMeta, before: Queues | None) -> None:
     """A segment goes on where `before` ended (None: not known, for damage), which then counts its rows, too."""
     if before is None:
         return
-    if not np.array_equal(before.number(meta.runs, _ONE_PART), meta.bases):
+    if not np.array_equal(before.number(meta.runs), meta.bases):
         raise meta.corrupt("queue offsets do not continue where the log left them")
-    before.advance(meta.runs, _ONE_PART)
+    before.advance(meta.runs)
 
 
 def check_references(meta: FileMeta, files: list[FileMeta]) -> None:

@@ -85,7 +85,7 @@ def plant(log: CommitLog, rows: PreparedRows, /, **changed: Any) -> str:
         "seq": state.offset,
         "handle": "planted",
         "flush": "sync",
-        "base": pack(state.queues.number(rows.runs, rows.parts)),
+        "base": pack(state.queues.number(rows.runs)),
         **changed,
     }
     path = paths.commit(ROOT, state.offset)
@@ -196,7 +196,7 @@ class TestRowFiles:
         meta = verify(log.storage, ROOT, BROKER)
         assert meta.ok and sorted(ids(open_log(log.storage))) == ["after", "r0", "r1", "r2", "r3"]
         prepared = prepare_references(log.storage, ROOT, [replace(file, rows=1, bytes=7, runs=9)])
-        assert prepared.doc["files"] == [[file.name, file.digest, 4, file.bytes, 2]] and prepared.parts == [2]
+        assert prepared.doc["files"] == [[file.name, file.digest, 4, file.bytes, 2]]
 
     def test_the_same_file_twice_is_refused(self) -> None:
         log = open_log()
@@ -294,8 +294,8 @@ class TestVerifyBesideOthers:
         def progress(done: int, total: int) -> None:
             if done == 2:
                 runs.append(done)
-                mark = roll_module.Mark(epoch=len(runs))
-                roll_module.write_mark(log.storage, ROOT, mark, roll_module.Mark(), f"n{len(runs)}")
+                previous = roll_module.Mark(epoch=len(runs) - 1)
+                roll_module.write_mark(log.storage, ROOT, roll_module.Mark(), previous, f"n{len(runs)}")
 
         assert not verify(log.storage, ROOT, BROKER, progress).ok
         assert 1 < len(runs) < 10
@@ -361,7 +361,7 @@ class TestVerifyLooksDeeper:
         floor_snapshot = roll_module.floor_snapshot
 
         def wrong(log: CommitLog, view: LogView) -> SnapshotRef:
-            view.state.queues.advance(prepare(message("x"), 1 << 18).runs, [-1])
+            view.state.queues.advance(prepare(message("x"), 1 << 18).runs)
             return floor_snapshot(log, view)
 
         monkeypatch.setattr(roll_module, "floor_snapshot", wrong)
@@ -443,8 +443,8 @@ class TestVerifyLooksDeeper:
 
     def test_block_bounds_that_would_hide_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=3)
-        bounds = roll_module._bounds
-        monkeypatch.setattr(roll_module, "_bounds", lambda batches: bounds(batches) + np.array([1, 0, 0, 0]))
+        bounds = roll_module.block_bounds
+        monkeypatch.setattr(roll_module, "block_bounds", lambda block: bounds(block) + np.array([1, 0, 0, 0]))
         roll(log)
         assert ["bounds" in finding.problem for finding in damage(log.storage)] == [True]
 
@@ -506,7 +506,7 @@ class TestVerifySnapshots:
     def test_one_that_differs_from_the_log_is_damage(self, floor: bool) -> None:
         log = filled(count=3)
         wrong, _ = LogState.load(log.refresh().state.dump())
-        wrong.queues.advance(prepare(message("x"), 1 << 18).runs, [-1])
+        wrong.queues.advance(prepare(message("x"), 1 << 18).runs)
         if floor:
             roll(log)
         path = write_snapshot(log.storage, ROOT, wrong, "5" * 32)
