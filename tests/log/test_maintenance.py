@@ -25,8 +25,9 @@ from rmq_spark.errors import (
     UnavailableError,
     UnsupportedVersionError,
 )
-from rmq_spark.log import file_encoder, file_layout, verify_files
+from rmq_spark.log import file_encoder, file_layout, files, verify_files
 from rmq_spark.log import roll as roll_module
+from rmq_spark.log import view as view_module
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.core_folds import RowFiles, SinkBatches, Truncations
@@ -274,7 +275,7 @@ class TestOrderOfDeletion:
 
 class TestVerifyBesideOthers:
     def test_a_roll_meanwhile_is_no_damage(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(verify_files, "AHEAD_FILES", 1)  # else all commits are in memory by then
+        monkeypatch.setattr(view_module, "JOINED_COMMITS", 1)  # else all commits are in memory by then
         log = filled()
         rolled: list[int] = []
 
@@ -304,9 +305,9 @@ class TestVerifyBesideOthers:
         log = filled(count=2)
 
         class Growing(Wrapped):
-            def read(self, path: str) -> bytes:
+            def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
                 try:
-                    return super().read(path)
+                    return super().read_tail(path, length)
                 except NotFoundError:
                     if path == paths.commit(ROOT, 2):
                         log.append(message("late"))
@@ -318,11 +319,11 @@ class TestVerifyBesideOthers:
         assert report.ok and report.log_end == 4
 
     @pytest.mark.parametrize("ahead", [1, 3, 128])
-    def test_files_are_read_ahead_and_each_once(self, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(verify_files, "AHEAD_FILES", ahead)
-        monkeypatch.setattr(verify_files, "SMALL_BYTES", 20_000)
+    def test_commits_are_read_ahead_and_each_once(self, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(files, "NEAR_COMMITS", 0)
+        monkeypatch.setattr(files, "AHEAD_COMMITS", ahead)
         log = filled(count=5)
-        log.append(message("large", body=bytes(50_000)))
+        log.append(message("large", body=bytes(100_000)))
         log.append(message("last"))
         calls: list[list[str]] = []
 
@@ -331,12 +332,10 @@ class TestVerifyBesideOthers:
                 calls.append(list(paths))
                 return super().read_tails(paths, length)
 
-        storage = Noting(log.storage)
-        report = verify(storage, ROOT, BROKER)
+        report = verify(Noting(log.storage), ROOT, BROKER)
         assert report.ok and report.commits == 7
-        names = [paths.commit(ROOT, number) for number in (0, 1, 2, 3, 4, 6)]
-        assert [name for call in calls for name in call] == names
-        assert max(map(len, calls)) == min(ahead, 6)
+        assert [name for call in calls for name in call] == [paths.commit(ROOT, number) for number in range(7)]
+        assert max(map(len, calls)) == min(ahead, 7)
 
 
 class TestVerifyLooksDeeper:
