@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
 I64 = npt.NDArray[np.int64]
+Parsed = TypeVar("Parsed")
 
 CLOCK_JUMP_MS = 24 * 3_600_000
 """A gap between two commits that is worth a warning."""
@@ -134,13 +135,13 @@ class _Verifier(LogView):
         data = self._list(paths.data(self.root), len)
         self._list(paths.marks(self.root), paths.file_number)
         commits = self._list(paths.commitlog(self.root), paths.file_number)
-        self._numbers = sorted(paths.file_number(name) or 0 for name in commits)
+        self._numbers = sorted(commits.values())
         self._total = len(segments) + len(data) + len(commits)
         mark = self._check_marks(newest)
         if mark is not None:
             self._check_segments(mark)
             self._check_floor(mark)
-            self._check_chain(mark, sorted(paths.snapshot_offset(name) or 0 for name in snapshots))
+            self._check_chain(mark, sorted(snapshots.values()))
             self._check_strays(mark)
             for name in sorted(set(segments) - {segment.name for segment in mark.segments}):
                 self._warn(f"{paths.segments(self.root)}/{name}", "segment that no mark names; roll deletes it")
@@ -408,13 +409,16 @@ class _Verifier(LogView):
         self._progress(self._done, max(self._total, self._done))
         self._report.bytes += size
 
-    def _list(self, place: str, parse_name: Callable[[str], object]) -> list[str]:
-        """Names of the log's files in a directory; others are told of."""
-        names = [info.name for info in self.storage.list(place)]
-        for name in names:
-            if parse_name(name) is None:
-                self._warn(f"{place}/{name}", "foreign file, not part of the log; nobody reads or deletes it")
-        return [name for name in names if parse_name(name) is not None]
+    def _list(self, place: str, parse_name: Callable[[str], Parsed | None]) -> dict[str, Parsed]:
+        """Names of the log's files in a directory, and what they say; others are told of."""
+        ours = {}
+        for info in self.storage.list(place):
+            parsed = parse_name(info.name)
+            if parsed is not None:
+                ours[info.name] = parsed
+            else:
+                self._warn(f"{place}/{info.name}", "foreign file, not part of the log; nobody reads or deletes it")
+        return ours
 
     def _damage(self, path: str, problem: str, *, first: int | None = None, end: int | None = None) -> None:
         self._damaged = True

@@ -278,17 +278,18 @@ class LogView:
         """Fold commits that were checked to be the next links of the chain.
 
         Raises:
-            CorruptDataError: a record cannot be read; nothing is folded then.
+            CorruptDataError: a record cannot be read; of several commits none is folded then.
         """
         one = len(metas) == 1
         records = list(read_records(self.storage, metas[0], self.state) if one else join_records(metas, self.state))
         loaded, self._loaded = self._loaded, False  # an interrupt in the middle makes the next call load anew
-        self.state.journal.open()
+        if not one:  # one may have very many records, and then this would take a tenth of its time
+            self.state.journal.open()
         try:
             self.state.apply(metas, records)
         except CorruptDataError:
             self.state.journal.undo()
-            self._loaded = loaded
+            self._loaded = loaded and not one
             raise
         finally:
             self.state.journal.close()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from counters import Counters, adding, value_of
 from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 
 from rmq_spark import Message, Producer, Store
@@ -169,6 +170,21 @@ class TestStateMessages:
         with pytest.raises(CorruptDataError, match=rf"topic='{OFFSETS}', offset=2"):
             open_log(log.storage, folds=FOLDS)
         assert [(finding.path, finding.first) for finding in damage(log.storage)] == [(path, 2)]
+
+    def test_records_before_one_in_the_log_are_folded_once(self) -> None:
+        log = open_log(folds=[Counters])
+        for number in range(5):
+            log.append(adding("a", number))
+        end = log.refresh().state.offset
+        path = plant(log, prepare(message("x", topic=Counters.topics[0], body=b"not json"), 1 << 18))
+        view = LogView(log.files, BROKER, [Counters])
+        view.load_floor()
+        for _ in range(2):
+            with pytest.raises(CorruptDataError, match=f"offset={end}"):
+                view.walk()
+            assert (view.state.offset, value_of(view.state, "a")) == (end, 10)
+        found = verify(log.storage, ROOT, BROKER, folds=[Counters]).findings
+        assert [(finding.path, finding.first) for finding in found] == [(path, end)]
 
     def test_they_never_go_into_row_files(self) -> None:
         log = filled(count=1)
