@@ -140,8 +140,7 @@ class CommitLog:
         self._drained: list[MessageBatch] = []
         """What was taken out of the buffer and is not known to have landed: tried again before anything newer."""
         self._committer = Periodic("rmq-commit", self._commit_buffer, self.settings.linger_ms / 1000)
-        place = paths.commitlog(root)
-        self._follower = Follower(storage, place, lambda: self.refresh().state.offset, self.clock)
+        self._follower: Follower | None = None
 
     # ------------------------------------------------------------ appending
 
@@ -222,7 +221,8 @@ class CommitLog:
             if self._closed:
                 return
             self._closed = True
-        self._follower.close()
+        if self._follower is not None:
+            self._follower.close()
         try:
             self._committer.close()
         finally:
@@ -254,12 +254,18 @@ class CommitLog:
             ClosedError: the log was closed meanwhile.
             CorruptDataError: the log is damaged.
         """
-        self._check_open()
+        if self._follower is None:
+            with self._lock:
+                self._check_open()
+                if self._follower is None:
+                    place = paths.commitlog(self.root)
+                    self._follower = Follower(self.storage, place, lambda: self.refresh().state.offset, self.clock)
         return self._follower.wait(offset, timeout)
 
     def wake(self) -> None:
         """Let everybody of this process who waits return, as after their time."""
-        self._follower.wake()
+        if self._follower is not None:
+            self._follower.wake()
 
     def look(self, ask: Callable[[LogView], Answer]) -> Answer:
         """Refresh, and return what `ask` takes from the view; no other thread changes it meanwhile."""
@@ -385,7 +391,8 @@ class CommitLog:
             if self.settings.flush is not Flush.SYNC:
                 self._unflushed.append(each.slot)
                 self._flusher.poke()
-        self._follower.note_end(self._view.state.offset)
+        if self._follower is not None:
+            self._follower.note_end(self._view.state.offset)
         if self._view.folded >= self.settings.snapshot_every_commits:
             self.snapshot()
 

@@ -409,7 +409,8 @@ def send(who):
     counts[who] = number
 
 def storm():
-    ready.wait()
+    while not ready:
+        time.sleep(0.001)
     main = threading.main_thread().ident
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -418,7 +419,7 @@ def storm():
         hits.append(1)
     over.set()
 
-hits, ready = [], threading.Event()
+hits, ready = [], False
 others = [threading.Thread(target=send, args=(f"t{n}",)) for n in range(3)]
 for thread in others:
     thread.start()
@@ -428,7 +429,7 @@ number = interrupts = 0
 batch = None
 while True:
     try:
-        ready.set()  # whoever is interrupted from here on catches it
+        ready = True  # whoever is interrupted from here on catches it; no lock, which an interrupt could leave taken
         if over.is_set():
             break
         if batch is None:
