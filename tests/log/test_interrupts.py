@@ -409,17 +409,17 @@ def send(who):
     counts[who] = number
 
 def storm():
-    while not ready:
-        time.sleep(0.001)
+    global ready
     main = threading.main_thread().ident
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(draw.random() * 0.004)
-        signal.pthread_kill(main, signal.SIGINT)
-        hits.append(1)
+        if ready:  # the main thread has caught the one before
+            ready = False
+            signal.pthread_kill(main, signal.SIGINT)
     over.set()
 
-hits, ready = [], False
+ready = False
 others = [threading.Thread(target=send, args=(f"t{n}",)) for n in range(3)]
 for thread in others:
     thread.start()
@@ -429,13 +429,13 @@ number = interrupts = 0
 batch = None
 while True:
     try:
-        ready = True  # whoever is interrupted from here on catches it; no lock, which an interrupt could leave taken
-        if over.is_set():
-            break
-        if batch is None:
-            batch = message(f"main-{number}")
-        log.append(batch)
-        number, batch = number + 1, None
+        ready = True  # an interrupt from here on is caught; no lock, which an interrupt could leave taken
+        while not over.is_set():  # within the try: signals are looked for between two rounds, too
+            if batch is None:
+                batch = message(f"main-{number}")
+            log.append(batch)
+            number, batch = number + 1, None
+        break
     except (KeyboardInterrupt, OutcomeUnknownError) as error:
         interrupts += isinstance(error, KeyboardInterrupt)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
