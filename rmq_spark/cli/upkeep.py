@@ -70,7 +70,7 @@ def expired_table(documents: Sequence[Document]) -> Table:
 
 def preview_log(log: CommitLog, *, before_ms: int | None) -> Document:
     """What `expire_log` would drop of a log at most."""
-    from rmq_spark.log.expire_preview import preview_expire
+    from rmq_spark.log.expire import preview_expire
 
     preview = preview_expire(log, before_ms=before_ms)
     return {"log": log.broker, "dryRun": True, "messages": preview.messages, "forced": preview.forced}

@@ -352,7 +352,7 @@ class Appender:
     def _plan(self, state: LogState, rows: PreparedRows, todo: Sequence[Request], helped: Sequence[Helped]) -> Attempt:
         self._seq += 1
         mine = [request for request in todo if request.admitted is not None or request.files]
-        bases = state.queues.number(rows.runs, rows.parts)
+        bases = state.queues.number(rows.runs)
         place = {
             "broker": self._view.broker,
             "first": state.offset,

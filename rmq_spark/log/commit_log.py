@@ -130,17 +130,16 @@ class CommitLog:
         self._group = GroupCommit(self._commit_group, self.settings, self.clock)
         self._unclear: OrderedDict[object, Request] = OrderedDict()
         """Appends that ended unclear, or whose caller was interrupted."""
-        self._flusher: Periodic | None = None
-        self._unflushed: list[str] = []
+        self._flusher = Periodic("rmq-flush", self._flush_files, self.settings.flush_interval_ms / 1000)
+        self._unflushed: list[int] = []
+        """First offsets of commits that are not known to be durable."""
         self._buffer: list[MessageBatch] = []
         self._buffer_bytes = 0
         self._drain = threading.Lock()
         self._flushing = threading.Lock()
         self._drained: list[MessageBatch] = []
-        """What was taken out of the buffer and is not known to have landed."""
-        self._stuck: MessageBatch | None = None
-        """A buffered commit that failed and is tried again, as it was, before anything newer."""
-        self._committer: Periodic | None = None
+        """What was taken out of the buffer and is not known to have landed: tried again before anything newer."""
+        self._committer = Periodic("rmq-commit", self._commit_buffer, self.settings.linger_ms / 1000)
         self._follower: Follower | None = None
 
     # ------------------------------------------------------------ appending
@@ -211,12 +210,10 @@ class CommitLog:
 
     def flush(self) -> None:
         """Make everything appended through this handle durable; raises what failed in the background."""
-        if self._committer is not None:
-            self._commit_buffer()
-            self._committer.check()
-        if self._flusher is not None:
-            self._flush_files()
-            self._flusher.check()
+        self._commit_buffer()
+        self._committer.check()
+        self._flush_files()
+        self._flusher.check()
 
     def close(self) -> None:
         """Flush and end this handle."""
@@ -227,12 +224,9 @@ class CommitLog:
         if self._follower is not None:
             self._follower.close()
         try:
-            if self._committer is not None:
-                self._committer.close()
+            self._committer.close()
         finally:
-            # Only now: the committer's last commit may be the first one that needs a flush.
-            if self._flusher is not None:
-                self._flusher.close()
+            self._flusher.close()  # only now: the committer's last commit may need it
             with self._lock:
                 self._appender.close()
 
@@ -397,9 +391,7 @@ class CommitLog:
             if len(group) > 1 and each.offsets is not None:
                 _ = each.offsets.queue, each.offsets.commit  # worked out once, not by every caller that wakes
             if self.settings.flush is not Flush.SYNC:
-                if self._flusher is None:
-                    self._flusher = Periodic("rmq-flush", self._flush_files, self.settings.flush_interval_ms / 1000)
-                self._unflushed.append(paths.commit(self.root, each.slot))
+                self._unflushed.append(each.slot)
                 self._flusher.poke()
         if self._follower is not None:
             self._follower.note_end(self._view.state.offset)
@@ -422,40 +414,35 @@ class CommitLog:
 
     def _flush_files(self) -> None:
         with self._flushing:  # `flush` returns only when a flush that is under way has ended, too
-            self._flush_now()
-
-    def _flush_now(self) -> None:
-        paths_: list[str] = []
-        try:
-            with self._lock:
-                paths_, self._unflushed = self._unflushed, []
-            if not paths_:
-                return
+            slots: list[int] = []
             try:
-                self.storage.sync(paths_)
-            except NotFoundError:
                 with self._lock:
-                    self._view.refresh()
-                    floor = self._view.mark.floor
-                # What was rolled is durable in its segment.
-                paths_ = [path for path in paths_ if path >= paths.commit(self.root, floor)]
-                self.storage.sync(paths_)
-        except BaseException:
-            with self._lock:
-                self._unflushed[:0] = paths_  # not durable yet, whoever asks
-            raise
+                    slots, self._unflushed = self._unflushed, []
+                try:
+                    self._sync(slots)
+                except NotFoundError:
+                    with self._lock:
+                        self._view.refresh()
+                        floor = self._view.mark.floor
+                    # What was rolled is durable in its segment.
+                    self._sync([slot for slot in slots if slot >= floor])
+            except BaseException:
+                with self._lock:
+                    self._unflushed[:0] = slots  # not durable yet, whoever asks
+                raise
+
+    def _sync(self, slots: Sequence[int]) -> None:
+        if slots:
+            self.storage.sync([paths.commit(self.root, slot) for slot in slots])
 
     def _append_buffered(self, batch: MessageBatch) -> AppendResult:
         with self._lock:
             self._check_open()  # again, under the lock: a close in between would have flushed for the last time
-            if self._committer is None:
-                seconds = self.settings.linger_ms / 1000
-                self._committer = Periodic("rmq-commit", self._commit_buffer, seconds)
             self._committer.check()
             self._buffer.append(batch)
             self._buffer_bytes += batch.body_bytes
             full = self._buffer_bytes > self.settings.group_bytes_max
-        self._committer.poke()
+            self._committer.poke()
         if full:
             # It is buffered and will be tried again. If that fails, the next caller is told, whose batch is not.
             with suppress(RmqError):
@@ -465,16 +452,16 @@ class CommitLog:
     def _commit_buffer(self) -> None:
         with self._drain:  # one at a time, or a later buffer could land before an earlier one
             while True:
-                if self._stuck is None:
-                    if not self._drained:
-                        with self._lock:
-                            # In one step: who is interrupted here has all of it in one of the two places.
-                            self._drained, self._buffer, self._buffer_bytes = self._buffer, [], 0
-                    if not self._drained:
-                        return
-                    self._stuck = MessageBatch.merge(self._drained)
-                self._submit(Request(self._stuck))
-                self._stuck, self._drained = None, []
+                if not self._drained:
+                    with self._lock:
+                        # In one step: who is interrupted here has all of it in one of the two places.
+                        self._drained, self._buffer, self._buffer_bytes = self._buffer, [], 0
+                if not self._drained:
+                    return
+                if len(self._drained) > 1:  # one that fails is tried again as it is
+                    self._drained = [MessageBatch.merge(self._drained)]
+                self._submit(Request(self._drained[0]))
+                self._drained = []
 
 
 def _result(request: Request) -> AppendResult | None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmq_spark.errors import CorruptDataError, ExistsError, InvalidRequestError, NotFoundError, StorageFullError
-from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, write_mark
+from rmq_spark.log.marks import Mark, SegmentRef, is_overtaken, write_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import collect_garbage, floor_snapshot, named_snapshots, roll
 from rmq_spark.log.view import LogView
@@ -42,9 +42,36 @@ class ExpireResult:
     """Files that were deleted."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpirePreview:
+    """What `expire` would drop now."""
+
+    messages: int
+    """At most so many: only whole segments go, and where the boundaries of those that are rolled first will be is not
+    known. The newest segment always stays."""
+    forced: bool
+    """Whether the disk is so full that the oldest would go whatever their age."""
+
+
 Hold = Callable[[int], int]
 """Asked with the log's new start before messages go: returns up to where they may go, that or less. Whoever needs
 messages below it (timers that are not due yet) appends them again first."""
+
+
+class _Piece(NamedTuple):
+    """What goes or stays as a whole: a segment, or a commit."""
+
+    end: int
+    newest_ms: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Dropped:
+    """What a new mark leaves out."""
+
+    segments: tuple[SegmentRef, ...] = ()
+    messages: int = 0
 
 
 def expire(
@@ -61,8 +88,8 @@ def expire(
         ReadOnlyError, ClosedError: this handle may not change the log.
     """
     log.check_writable()
-    settings, now = log.settings, log.clock.now_ms()
-    limit = now - settings.retention_ms if before_ms is None else before_ms
+    settings = log.settings
+    limit = _limit_ms(log, before_ms)
     # On a full disk there is no room for a segment: first goes what can go without one.
     deleted = collect_garbage(log, log.refresh().mark)
     used, total = log.storage.disk_usage() or (0, 1)
@@ -71,100 +98,123 @@ def expire(
     due = not scheduled or used > total * settings.disk_reclaim_ratio
     due = due or log.clock.local_hour() in settings.deletion_hours
     by_age = limit if due else None
-    unrolled = 0
-    dropped = _drop(log, by_age, excess, hold)
-    excess -= sum(segment.bytes for segment in dropped)
-    commits = log.refresh().state.commits
-    if (due or excess > 0) and commits.times and (commits.times[0] < limit or excess > 0):
+    dropped = [_drop(log, by_age, excess, hold)]
+    excess -= sum(segment.bytes for segment in dropped[0].segments)
+    if (due or excess > 0) and _is_rolled_first(log.refresh(), limit, excess):
         try:
-            deleted += roll(log, min_commits=1).deleted  # only segments are dropped: old commits go into some first
-            dropped += _drop(log, by_age, excess, hold)
+            deleted += roll(log, min_commits=1).deleted
+            dropped.append(_drop(log, by_age, excess, hold))
         except StorageFullError as error:
-            unrolled = _drop_commits(log, by_age, excess, hold)
-            if not deleted and not dropped and not unrolled:
+            dropped.append(_drop(log, by_age, excess, hold, unrolled=True))
+            if not deleted and not any(each.messages for each in dropped):
                 raise
-            _log.warning("there was no room to roll old commits; %d messages were dropped: %s", unrolled, error)
+            lost = dropped[-1].messages
+            _log.warning("there was no room to roll old commits; %d messages were dropped: %s", lost, error)
     mark = log.refresh().mark
     deleted += collect_garbage(log, mark)
-    messages = unrolled + sum(segment.end - segment.first for segment in dropped)
-    return ExpireResult(segments=dropped, messages=messages, log_start=mark.log_start, forced=forced, deleted=deleted)
+    return ExpireResult(
+        segments=tuple(segment for each in dropped for segment in each.segments),
+        messages=sum(each.messages for each in dropped),
+        log_start=mark.log_start,
+        forced=forced,
+        deleted=deleted,
+    )
 
 
-def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None) -> tuple[SegmentRef, ...]:
-    """Make a mark without the segments that are older than the limit, or in the way on a full disk; return them."""
+def preview_expire(log: CommitLog, *, before_ms: int | None = None) -> ExpirePreview:
+    """Return what `expire` with the same `before_ms` would drop at most."""
+    limit = _limit_ms(log, before_ms)
+    used, total = log.storage.disk_usage() or (0, 1)
+    excess = used - total * log.settings.disk_force_ratio
+
+    def messages(view: LogView) -> int:
+        rolled = _is_rolled_first(view, limit, excess)
+        pieces = _pieces(view, unrolled=True) if rolled else _pieces(view, unrolled=False)[:-1]
+        return _expired_end(view.mark.log_start, pieces, limit, excess) - view.mark.log_start
+
+    return ExpirePreview(messages=log.look(messages), forced=excess > 0)
+
+
+def _limit_ms(log: CommitLog, before_ms: int | None) -> int:
+    return log.clock.now_ms() - log.settings.retention_ms if before_ms is None else before_ms
+
+
+def _is_rolled_first(view: LogView, limit_ms: int, excess: float) -> bool:
+    """Whether commits have to go, too: only segments are dropped, so they go into some first."""
+    times = view.state.commits.times
+    return bool(times) and (times[0] < limit_ms or excess > 0)
+
+
+def _pieces(view: LogView, *, unrolled: bool) -> list[_Piece]:
+    """The log's segments, and its commits behind them if they are dropped as they are."""
+    pieces = [_Piece(segment.end, segment.max_ms, segment.bytes) for segment in view.mark.segments]
+    if unrolled:
+        commits = view.state.commits
+        pieces += map(_Piece, [*commits.firsts[1:], view.state.offset], commits.times, commits.sizes)
+    return pieces
+
+
+def _expired_end(start: int, pieces: Sequence[_Piece], limit_ms: int | None, excess: float) -> int:
+    """Where the log starts when the oldest pieces go: by age, and until the disk has `excess` bytes more."""
+    for piece in pieces:
+        if (limit_ms is None or piece.newest_ms >= limit_ms) and excess <= 0:
+            break
+        start = piece.end
+        excess -= piece.bytes
+    return start
+
+
+def _drop(
+    log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None, *, unrolled: bool = False
+) -> _Dropped:
+    """Make a mark without the segments that are older than the limit, or in the way on a full disk; return them.
+
+    With `unrolled` commits go, too, as they are: it needs room for a snapshot and a mark only. The last segment always
+    stays, or then the last commit.
+    """
     while True:
-        mark = log.refresh().mark
-        count = _expired(mark, limit_ms, excess)
-        if count and hold is not None:
-            allowed = hold(mark.segments[count - 1].end)
-            count = sum(segment.end <= allowed for segment in mark.segments[:count])
-        if not count:
-            return ()
-        segments = mark.segments[:count]
+        view = log.refresh()
+        mark = view.mark
+        pieces = _pieces(view, unrolled=unrolled)[:-1]
+        end = _expired_end(mark.log_start, pieces, limit_ms, excess)
+        if end > mark.log_start and hold is not None:
+            allowed = min(end, hold(end))
+            end = max((piece.end for piece in pieces if piece.end <= allowed), default=mark.log_start)
+        if end <= mark.log_start:
+            return _Dropped()
         used = log.look(_folds_in_use)
         try:
-            starts = _starts_behind(log, mark, segments)
-            snapshots = _covering_snapshots(log, mark, segments[-1].end, used)
-        except NotFoundError:
-            if log.refresh().mark.epoch == mark.epoch:
+            write_mark(log.storage, log.root, _mark_from(log, mark, end, used), mark, log.clock.token())
+        except (ExistsError, NotFoundError, CorruptDataError):
+            if not is_overtaken(log.storage, log.root, mark):
                 raise
-            continue  # somebody else dropped it meanwhile: look again
-        new = replace(
-            mark,
-            epoch=mark.epoch + 1,
-            log_start=segments[-1].end,
-            segments=mark.segments[count:],
-            starts=starts,
-            snapshots=snapshots,
-            reason="expire",
-        )
-        try:
-            write_mark(log.storage, log.root, new, mark, log.clock.token())
-        except ExistsError:
-            continue  # somebody maintained the log meanwhile: look again
-        return segments
+            continue  # somebody else maintained the log meanwhile: look again
+        return _Dropped(tuple(segment for segment in mark.segments if segment.end <= end), end - mark.log_start)
 
 
-def _drop_commits(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None) -> int:
-    """Drop old commits without rolling them, and every segment before them; return how many messages those held.
-
-    It needs room for a snapshot and a mark only. The last commit always stays.
-    """
-    view = log.refresh()
-    mark, commits = view.mark, view.state.commits
-    end = mark.floor
-    for first, store_ms, size in zip(commits.firsts[1:], commits.times, commits.sizes, strict=False):
-        if (limit_ms is None or store_ms >= limit_ms) and excess <= 0:
-            break
-        end = first
-        excess -= size
-    if end > mark.floor and hold is not None:
-        allowed = hold(end)
-        end = max((first for first in commits.firsts if first <= allowed), default=mark.floor)
-    if end <= mark.floor:
-        return 0
-    log.look(_folds_in_use)
-    before = LogView(log.files, log.broker, log.view.declared)
-    try:
-        before.load_until(end)
-        starts = before.state.queues.dump()
-        new = replace(
-            mark,
-            epoch=mark.epoch + 1,
-            floor=end,
-            floor_digest=before.state.digest,
-            log_start=end,
-            segments=(),
-            starts=starts,
-            snapshots=(floor_snapshot(log, before),),
-            reason="expire",
-        )
-        write_mark(log.storage, log.root, new, mark, log.clock.token())
-    except (ExistsError, NotFoundError, CorruptDataError) as error:
-        if not isinstance(error, ExistsError) and log.refresh().mark.epoch == mark.epoch:
-            raise
-        return 0  # somebody else maintained the log meanwhile
-    return end - mark.log_start
+def _mark_from(log: CommitLog, mark: Mark, end: int, used: set[str]) -> Mark:
+    """The mark that follows `mark` when everything below `end` is gone; a snapshot of the state is there or written."""
+    starts = Queues.load(mark.starts)
+    for segment in mark.segments:
+        if segment.end <= end:
+            starts.advance(log.files.segment(segment).runs)
+    kept = tuple(named for named in mark.snapshots if named.offset >= end)
+    new = replace(
+        mark,
+        log_start=end,
+        segments=tuple(segment for segment in mark.segments if segment.first >= end),
+        starts=starts.dump(),
+        snapshots=kept,
+        reason="expire",
+    )
+    if any(named.offset == mark.floor for named in kept) and used <= {fold for named in kept for fold in named.folds}:
+        return new
+    at_floor = LogView(log.files, log.broker, log.view.declared)
+    at_floor.load_until(max(mark.floor, end))
+    state = at_floor.state
+    if end > mark.floor:
+        new = replace(new, floor=end, floor_digest=state.digest, starts=state.queues.dump())
+    return replace(new, snapshots=named_snapshots(kept, floor_snapshot(log, at_floor)))
 
 
 def _folds_in_use(view: LogView) -> set[str]:
@@ -177,34 +227,3 @@ def _folds_in_use(view: LogView) -> set[str]:
             folds=unknown,
         )
     return used
-
-
-def _covering_snapshots(log: CommitLog, mark: Mark, log_start: int, used: set[str]) -> tuple[SnapshotRef, ...]:
-    """Snapshots at or behind the new start that hold every fold in use; a new one is written if there is none."""
-    kept = tuple(named for named in mark.snapshots if named.offset >= log_start)
-    told = {fold for named in kept for fold in named.folds}
-    if any(named.offset == mark.floor for named in kept) and used <= told:
-        return kept
-    at_floor = LogView(log.files, log.broker, log.view.declared)
-    at_floor.load_floor()
-    return named_snapshots(kept, floor_snapshot(log, at_floor))
-
-
-def _starts_behind(log: CommitLog, mark: Mark, dropped: Sequence[SegmentRef]) -> dict[str, object]:
-    """Where each queue begins when these segments are gone: behind its last message in them."""
-    starts = Queues.load(mark.starts)
-    for segment in dropped:
-        meta = log.files.segment(segment)
-        starts.resume(meta.runs, meta.bases + meta.runs.rows)
-    return starts.dump()
-
-
-def _expired(mark: Mark, limit_ms: int | None, excess: float) -> int:
-    """How many of the oldest segments go: by age, and until the disk has `excess` bytes more."""
-    count = 0
-    for segment in mark.segments[:-1]:  # the last one always stays
-        if (limit_ms is None or segment.max_ms >= limit_ms) and excess <= 0:
-            break
-        count += 1
-        excess -= segment.bytes
-    return count

@@ -24,10 +24,14 @@ class Periodic:
         self._closed = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
 
     def poke(self) -> None:
-        """There is something to do within the period; tell so after noting what."""
+        """There is something to do within the period; tell so after noting what. For one thread at a time.
+
+        The background thread starts with the first call.
+        """
+        if self._thread.ident is None:
+            self._thread.start()
         if not self._wake.is_set():  # if it is: the thread clears it before it looks at what there is to do
             self._wake.set()
 
@@ -42,7 +46,8 @@ class Periodic:
         self._closed = True
         self._stop.set()
         self._wake.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._attempt()
         self.check()
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -46,9 +46,8 @@ class SnapshotRef(NamedTuple):
     """Names of the folds that it holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentRef:
-    """One live segment."""
+class SegmentRef(NamedTuple):
+    """One live segment: a row of a mark's file, by the columns of `file_layout.MARK_SCHEMA`."""
 
     name: str
     """File name in `segments/`."""
@@ -103,14 +102,9 @@ def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
     if doc["epoch"] != epoch:
         raise meta.corrupt("not the mark that its name says", epoch=doc["epoch"])
     segments: list[SegmentRef] = []
-    reader = FileReader(storage, meta)
-    for _, batch in reader.read_blocks(range(len(meta.places.rows)), file_layout.MARK_SCHEMA.names):
-        times = [batch.column(index).cast(pa.int64()).to_pylist() for index in (4, 5)]
-        plain = [batch.column(index).to_pylist() for index in (0, 1, 2, 3, 6)]
-        for name, first, end, size, digest, low, high in zip(*plain, *times, strict=True):
-            segments.append(
-                SegmentRef(name=name, first=first, end=end, bytes=size, min_ms=low, max_ms=high, digest=digest)
-            )
+    for _, batch in FileReader(storage, meta).read_blocks(range(len(meta.places.rows)), meta.schema.names):
+        plain = [column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in batch.columns]
+        segments += map(SegmentRef, *(column.to_pylist() for column in plain))
     return Mark(
         epoch=epoch,
         floor=doc["floor"],
@@ -119,30 +113,24 @@ def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
         segments=tuple(segments),
         starts=json.loads(doc["starts"]),
         snapshots=tuple(
-            SnapshotRef(named[0], named[1], named[2], tuple(named[3])) for named in doc.get("snapshots", ())
+            SnapshotRef(name, offset, digest, tuple(folds)) for name, offset, digest, folds in doc.get("snapshots", ())
         ),
         reason=doc["reason"],
         digest=meta.digest,
     )
 
 
-def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: str) -> None:
-    """Create `mark` durably.
+def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: str) -> Mark:
+    """Create the mark behind `previous` durably, with what `mark` says, and return it.
 
     Raises:
         ExistsError: somebody else made a mark of this number; nothing was changed.
     """
-    columns = {
-        "name": [segment.name for segment in mark.segments],
-        "first": [segment.first for segment in mark.segments],
-        "end": [segment.end for segment in mark.segments],
-        "bytes": [segment.bytes for segment in mark.segments],
-        "minTimestamp": [segment.min_ms for segment in mark.segments],
-        "maxTimestamp": [segment.max_ms for segment in mark.segments],
-        "digest": [segment.digest for segment in mark.segments],
-    }
+    mark = replace(mark, epoch=previous.epoch + 1)
     schema = file_layout.MARK_SCHEMA
-    batch = pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+    columns = zip(*mark.segments, strict=True) if mark.segments else [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     doc = {
         "epoch": mark.epoch,
         "floor": mark.floor,
@@ -156,6 +144,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
     }
     encoded = file_encoder.Encoded(file_encoder.make_blocks("mark", [batch]), doc)
     storage.create_if_absent(paths.mark(root, mark.epoch), encoded, durable=True)
+    return replace(mark, digest=encoded.tail.digest)
 
 
 def newest_mark(storage: Storage, root: str, known: Mark) -> Mark:
@@ -164,14 +153,24 @@ def newest_mark(storage: Storage, root: str, known: Mark) -> Mark:
     return known if epoch == known.epoch else read_mark(storage, root, epoch)
 
 
+def is_overtaken(storage: Storage, root: str, mark: Mark) -> bool:
+    """Whether somebody has made a newer mark: files that `mark` names, or that were read by it, may be gone."""
+    return storage.exists(paths.mark(root, mark.epoch + 1))
+
+
 def find_mark(storage: Storage, root: str) -> Mark:
-    """Return the newest mark of a log that this process has not seen before.
+    """Return the newest mark of a log that this process has not seen before."""
+    epoch = newest_epoch(storage, root)
+    return read_mark(storage, root, epoch) if epoch else Mark(floor_digest=genesis(storage, root))
+
+
+def newest_epoch(storage: Storage, root: str) -> int:
+    """Return the number of the newest mark; 0 if there is none.
 
     The listing only saves steps: if it is stale, the walk by name finds the rest.
     """
     listed = [paths.file_number(info.name) or 0 for info in storage.list(paths.marks(root))]
-    epoch = _last_epoch(storage, root, max(listed, default=0))
-    return read_mark(storage, root, epoch) if epoch else Mark(floor_digest=genesis(storage, root))
+    return _last_epoch(storage, root, max(listed, default=0))
 
 
 def genesis(storage: Storage, root: str) -> str:

@@ -30,37 +30,30 @@ class Queues:
         self._slot_of: dict[tuple[str, int], int] = {}
         """Slots of queues that single-run commits used, so that they need no array work."""
 
-    def number(self, runs: Runs, parts: list[int]) -> I64:
+    def number(self, runs: Runs) -> I64:
         """Return the queue offset of each run's first row, without changing anything.
 
-        `parts` are the numbers of runs of each file of a commit; the same queue may appear once in each.
+        A queue that has several runs, in several files of a commit, goes on from one to the next.
         """
         if len(runs.rows) == 1:
             slot = self._slot(runs)  # first: it may put a larger array into the place of `_next`
             return np.array([self._next[slot]])
         slots = self._slots(runs)
-        if len(parts) == 1:
-            return self._next[slots]
-        after = self._next.copy()
+        order = np.argsort(slots, kind="stable")
+        ordered, rows = slots[order], runs.rows[order]
+        before = np.cumsum(rows, dtype=np.int64) - rows
+        is_first = np.diff(ordered, prepend=-1) != 0
         bases = np.empty(len(slots), np.int64)
-        at = 0
-        for count in parts:
-            part = slots[at : at + count]
-            bases[at : at + count] = after[part]
-            after[part] += runs.rows[at : at + count]
-            at += count
+        bases[order] = self._next[ordered] + before - before[is_first][np.cumsum(is_first) - 1]
         return bases
 
-    def advance(self, runs: Runs, parts: list[int]) -> None:
-        """Count the rows of a commit that has landed."""
+    def advance(self, runs: Runs) -> None:
+        """Count the rows of a commit that has landed, or of a segment."""
         if len(runs.rows) == 1:
             slot = self._slot(runs)
             self._next[slot] += runs.rows[0]
-            return
-        slots = self._slots(runs)
-        if len(parts) == 1:
-            self._next[slots] += runs.rows
         else:
+            slots = self._slots(runs)
             np.add.at(self._next, slots, runs.rows)
 
     def resume(self, runs: Runs, bases: I64) -> None:
@@ -83,58 +76,52 @@ class Queues:
 
     def of_topic(self, topic: str) -> Iterator[tuple[int, int, int]]:
         """Yield (queue, first readable offset, next offset) of each queue that ever had a message."""
-        topic_id = self._ids.get(topic)
-        if topic_id is None:
-            return
-        low, count = int(self._base[topic_id]), int(self._capacity[topic_id])
-        for queue in np.flatnonzero(self._next[low : low + count]).tolist():
-            yield queue, int(self._start[low + queue]), int(self._next[low + queue])
+        starts, ends = self.arrays(topic)
+        queues = np.flatnonzero(ends)
+        yield from zip(queues.tolist(), starts[queues].tolist(), ends[queues].tolist(), strict=True)
 
     def arrays(self, topic: str) -> tuple[I64, I64]:
         """Copies of (first readable offset, next offset) of each queue of `topic`, indexed by queue id."""
-        topic_id = self._ids.get(topic)
-        if topic_id is None:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        part = slice(int(self._base[topic_id]), int(self._base[topic_id] + self._capacity[topic_id]))
+        part = self._place(topic)
         return self._start[part].copy(), self._next[part].copy()
 
     def starts(self) -> dict[str, I64]:
         """Copies of the start offsets by queue, of the topics where any queue does not start at 0."""
-        starts = {}
-        for topic, topic_id in self._ids.items():
-            low = int(self._base[topic_id])
-            mine = self._start[low : low + int(self._capacity[topic_id])]
-            if mine.any():
-                starts[topic] = mine.copy()
-        return starts
+        starts = {topic: self.arrays(topic)[0] for topic in self._ids}
+        return {topic: mine for topic, mine in starts.items() if mine.any()}
 
     def truncate(self, topic: str) -> None:
         """Hide every message so far of `topic`: its queues start where they end now."""
-        topic_id = self._ids.get(topic)
-        if topic_id is not None:
-            part = slice(int(self._base[topic_id]), int(self._base[topic_id] + self._capacity[topic_id]))
-            self._start[part] = self._next[part]
+        part = self._place(topic)
+        self._start[part] = self._next[part]
 
     def raise_starts(self, older: Queues) -> None:
         """Move starts up to where `older` (the state at the log's start) ends."""
-        for topic, topic_id in older._ids.items():
-            low, count = int(older._base[topic_id]), int(older._capacity[topic_id])
-            ends = older._next[low : low + count]
+        for topic in older._ids:
+            ends = older.arrays(topic)[1]
             queues = np.flatnonzero(ends).astype(np.int32)
             none = np.zeros(len(queues), np.int32)
             slots = self._slots(Runs([topic], none, queues, none, none, none))
             self._start[slots] = np.maximum(self._start[slots], ends[queues])
 
+    def _place(self, topic: str) -> slice:
+        """Where the queues of a topic lie; empty for an unknown topic."""
+        topic_id = self._ids.get(topic)
+        if topic_id is None:
+            return slice(0, 0)
+        low = int(self._base[topic_id])
+        return slice(low, low + int(self._capacity[topic_id]))
+
     def dump(self) -> dict[str, object]:
         """The state as a JSON value."""
         topics, places = [], [np.empty(0, np.int64)]
         for topic in sorted(self._ids):
-            low = int(self._base[self._ids[topic]])
-            used = np.flatnonzero(self._next[low : low + int(self._capacity[self._ids[topic]])])
+            part = self._place(topic)
+            used = np.flatnonzero(self._next[part])
             # Room that an append took and did not use (it lost, or failed) is no part of the state.
             if len(used):
                 topics.append(topic)
-                places.append(np.arange(low, low + int(used[-1]) + 1))
+                places.append(np.arange(part.start, part.start + int(used[-1]) + 1))
         order = np.concatenate(places)
         return {
             "topics": topics,

@@ -19,7 +19,7 @@ from typing import Final
 from rmq_spark.clock import Clock
 from rmq_spark.errors import CorruptDataError
 from rmq_spark.log.file_reader import read_meta
-from rmq_spark.log.files import LogFiles
+from rmq_spark.log.files import LogFiles, commit_numbers
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -39,13 +39,10 @@ class RecoverResult:
     """File names now in `lost/`."""
 
 
-def strays(storage: Storage, root: str, end: int) -> list[str]:
+def _strays(storage: Storage, root: str, end: int) -> list[str]:
     """Names in `commitlog/` at or behind the log's end: what a power loss left behind a hole."""
-    return sorted(
-        info.name
-        for info in storage.list(paths.commitlog(root))
-        if (number := paths.file_number(info.name)) is not None and number >= end
-    )
+    numbers = sorted(commit_numbers(storage, root, end))
+    return [paths.commit(root, number).rpartition("/")[2] for number in numbers]
 
 
 def refuse_holes(view: LogView) -> None:
@@ -57,14 +54,13 @@ def refuse_holes(view: LogView) -> None:
     """
     for _ in range(LOOKS):
         end = view.state.offset
-        names = strays(view.storage, view.root, end)
         known = view.snapshots_end
-        if not names and known <= end:
+        if known <= end and not _strays(view.storage, view.root, end):
             return
         view.refresh()  # appended since, most likely
         if view.state.offset != end:
             continue
-        if names := strays(view.storage, view.root, end):
+        if names := _strays(view.storage, view.root, end):
             raise CorruptDataError(
                 "a commit is missing: there are files behind the log's end; run `rmq verify`, then restore the "
                 "missing file or run `rmq recover`",
@@ -91,14 +87,13 @@ def recover(storage: Storage, root: str, broker: str, clock: Clock, *, force: bo
     """
     view = LogView(LogFiles(storage, root), broker)
     view.load_floor()  # not from a newer snapshot: it may have survived a commit below it
+    damage = "a commit is missing"
     try:
         view.walk()
     except CorruptDataError as error:
-        damage: CorruptDataError | None = error
-    else:
-        damage = None
+        damage = str(error)
     end = view.state.offset
-    names = strays(storage, root, end)
+    names = _strays(storage, root, end)
     if not force:
         _refuse_durable(storage, root, names, damage)
     # A snapshot of what is cut off would outrank each newer one of the log that goes on from here.
@@ -116,7 +111,7 @@ def recover(storage: Storage, root: str, broker: str, clock: Clock, *, force: bo
     return RecoverResult(log_end=end, moved=tuple(names))
 
 
-def _refuse_durable(storage: Storage, root: str, names: list[str], damage: Exception | None) -> None:
+def _refuse_durable(storage: Storage, root: str, names: list[str], damage: str) -> None:
     for name in names:
         try:
             meta = read_meta(storage, f"{paths.commitlog(root)}/{name}", "commit")
@@ -127,5 +122,5 @@ def _refuse_durable(storage: Storage, root: str, names: list[str], damage: Excep
                 "a durable commit stands behind the damage, so this is not the trace of a power loss; "
                 "restore the damaged file, or recover with force to give up what is behind it",
                 file=name,
-                damage=str(damage) if damage else "a commit is missing",
+                damage=damage,
             )

@@ -15,20 +15,18 @@ the snapshot that the mark before has named, together with its records in the se
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, InvalidRequestError, NotFoundError
 from rmq_spark.log import file_encoder, scan, schema
 from rmq_spark.log.announce import past_announcements
 from rmq_spark.log.file_format import pack
-from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, newest_mark, write_mark
+from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, is_overtaken, write_mark
 from rmq_spark.log.rows import cut, describe
 from rmq_spark.log.run_index import sort_into_runs
 from rmq_spark.log.snapshot import write_floor, write_legacy_floor
@@ -37,8 +35,6 @@ from rmq_spark.storage import paths
 
 if TYPE_CHECKING:
     from rmq_spark.log.commit_log import CommitLog
-
-I64 = npt.NDArray[np.int64]
 
 SEGMENT_RUN_BLOCKS: Final = 2
 """How many times larger than the aim a block within one run of a segment may be."""
@@ -109,36 +105,31 @@ def roll(
         return RollResult(segments=(), commits=0, deleted=collect_garbage(log, mark) if tidy else 0)
     kept, chunks = _chunks(log, view, tiered=tiered)
     written: list[SegmentRef] = []
-    snapshot: SnapshotRef | None = None
+    ours: list[str] = []
     try:
-        previous = _digest_before(log, mark, chunks[0].first)
         for done, chunk in enumerate(chunks):
             progress(done, len(chunks))
-            last = _digest_at(log, view, chunk.end)
-            written.append(_write_segment(log, view, chunk, previous, last))
-            previous = last
+            written.append(_write_segment(log, view, chunk))
+            ours.append(f"{paths.segments(log.root)}/{written[-1].name}")
         progress(len(chunks), len(chunks))
         snapshot = floor_snapshot(log, view)
+        ours.append(f"{paths.floors(log.root)}/{snapshot.name}")
         legacy = write_legacy_floor(log.storage, log.root, mark, log.clock.token(), snapshot.folds)
         new = replace(
             mark,
-            epoch=mark.epoch + 1,
             floor=view.state.offset,
-            floor_digest=previous,
+            floor_digest=view.state.digest,
             segments=kept + tuple(written),
             snapshots=named_snapshots(mark.snapshots + legacy, snapshot),
             reason="roll",
         )
-        write_mark(log.storage, log.root, new, mark, log.clock.token())
+        new = write_mark(log.storage, log.root, new, mark, log.clock.token())
     except (ExistsError, NotFoundError, DataExpiredError, CorruptDataError) as error:
-        if isinstance(error, CorruptDataError) and newest_mark(log.storage, log.root, mark) is mark:
+        if not is_overtaken(log.storage, log.root, mark):
             raise
-        # Somebody else maintained the log meanwhile. Our files have names of our own: nobody refers to them.
+        # Our files have names of our own: nobody refers to them.
         _log.info("another process maintained the log at the same time; this roll gives way: %s", error)
-        for segment in written:
-            log.storage.delete(f"{paths.segments(log.root)}/{segment.name}")
-        if snapshot is not None:
-            log.storage.delete(f"{paths.floors(log.root)}/{snapshot.name}")
+        log.storage.delete_many(ours)
         return RollResult(segments=(), commits=0, deleted=0)
     deleted = collect_garbage(log, new) if tidy else 0
     return RollResult(segments=tuple(written), commits=sum(chunk.commits for chunk in chunks), deleted=deleted)
@@ -188,43 +179,34 @@ def _chunks(log: CommitLog, view: LogView, *, tiered: bool) -> tuple[tuple[Segme
     return kept, chunks
 
 
-def _digest_before(log: CommitLog, mark: Mark, first: int) -> str:
-    """The digest before the first chunk, which may take in the last segment."""
-    if first == mark.floor:
-        return mark.floor_digest
-    [taken_in] = [segment for segment in mark.segments if segment.first == first]
-    digest: str = log.files.segment(taken_in).doc["prev"]
-    return digest
+def _digest_at(log: CommitLog, view: LogView, offset: int) -> str:
+    """Digest of the last commit below `offset`, where a commit or a segment begins or the log ends."""
+    commits = view.state.commits
+    if offset == view.state.offset:
+        return view.state.digest
+    if offset >= view.mark.floor:
+        [meta] = log.files.commits([(offset, commits.fingerprints[commits.number_of(offset)])])
+    else:
+        [meta] = [log.files.segment(segment) for segment in view.mark.segments if segment.first == offset]
+    return str(meta.doc["prev"])
 
 
-def _digest_at(log: CommitLog, view: LogView, end: int) -> str:
-    """Digest of the last commit below `end`."""
-    state = view.state
-    if end == state.offset:
-        return state.digest
-    number = state.commits.number_of(end)
-    digest: str = log.files.commits([(end, state.commits.fingerprints[number])])[0].doc["prev"]
-    return digest
-
-
-def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk, previous: str, last: str) -> SegmentRef:
-    table = _read_rows(log, view, chunk)
-    batch, runs, _ = sort_into_runs(table)
-    bases = _bases(batch, runs.first_rows())
+def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk) -> SegmentRef:
+    batch, runs, _ = sort_into_runs(_read_rows(log, view, chunk))
     # A run of a segment is long: blocks within it are kept small, so that times and offsets prune well.
     batches = cut(batch, runs.rows, log.settings.block_bytes, SEGMENT_RUN_BLOCKS * log.settings.block_bytes)
-    times = pc.min_max(batch.column("storeTimestamp").cast(pa.int64()))
+    bounds = np.array([block_bounds(block) for block in batches], np.int64)
     nonce = log.clock.token()[-12:]
     doc = {
         **describe(batch, runs),
         "broker": log.broker,
         "first": chunk.first,
         "end": chunk.end,
-        "ts": times["max"].as_py(),
-        "prev": previous,
-        "last": last,
-        "base": pack(bases),
-        "bounds": pack(_bounds(batches)),
+        "ts": int(bounds[:, 3].max()),
+        "prev": _digest_at(log, view, chunk.first),
+        "last": _digest_at(log, view, chunk.end),
+        "base": pack(batch.column("queueOffset").to_numpy()[runs.first_rows()]),
+        "bounds": pack(bounds),
         "nonce": nonce,
     }
     encoded = file_encoder.Encoded(file_encoder.make_blocks("segment", batches), doc)
@@ -235,20 +217,18 @@ def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk, previous: str, 
         first=chunk.first,
         end=chunk.end,
         bytes=encoded.tail.file_size,
-        min_ms=times["min"].as_py(),
-        max_ms=times["max"].as_py(),
+        min_ms=int(bounds[:, 2].min()),
+        max_ms=int(bounds[:, 3].max()),
         digest=encoded.tail.digest,
     )
 
 
 def _read_rows(log: CommitLog, view: LogView, chunk: _Chunk) -> pa.RecordBatch:
     """All rows of the chunk, in log order as far as each queue is concerned."""
-    names = tuple(schema.SEGMENT.names)
-    query = scan.Query(start=chunk.first, end=chunk.end, columns=names)
+    query = scan.Query(start=chunk.first, end=chunk.end, columns=tuple(schema.SEGMENT.names))
     planned = scan.plan(view, query)
     planned.bounds = {}  # messages of deleted topics keep their offsets, so they are kept
-    batches: Iterator[pa.RecordBatch] = scan.run(log, planned)
-    table = pa.Table.from_batches(batches, schema=schema.SEGMENT).combine_chunks()
+    table = pa.Table.from_batches(scan.run(log, planned), schema=schema.SEGMENT).combine_chunks()
     if table.num_rows != chunk.end - chunk.first:
         raise NotFoundError("rows vanished while they were rolled", first=chunk.first, end=chunk.end)
     merged = table.to_batches()
@@ -257,17 +237,10 @@ def _read_rows(log: CommitLog, view: LogView, chunk: _Chunk) -> pa.RecordBatch:
     return merged[0]
 
 
-def _bases(batch: pa.RecordBatch, first_rows: I64) -> I64:
-    return np.asarray(batch.column("queueOffset").to_numpy(zero_copy_only=False)[first_rows], np.int64)
-
-
-def _bounds(batches: list[pa.RecordBatch]) -> I64:
-    bounds = []
-    for batch in batches:
-        offsets = pc.min_max(batch.column("commitOffset"))
-        times = pc.min_max(batch.column("storeTimestamp").cast(pa.int64()))
-        bounds += [offsets["min"].as_py(), offsets["max"].as_py(), times["min"].as_py(), times["max"].as_py()]
-    return np.array(bounds, np.int64)
+def block_bounds(block: pa.RecordBatch) -> list[int]:
+    """Of one block of a segment: least and greatest commitOffset, least and greatest storeTimestamp."""
+    columns = block.column("commitOffset").to_numpy(), block.column("storeTimestamp").cast(pa.int64()).to_numpy()
+    return [int(bound) for column in columns for bound in (column.min(), column.max())]
 
 
 def collect_garbage(log: CommitLog, mark: Mark) -> int:
@@ -277,7 +250,7 @@ def collect_garbage(log: CommitLog, mark: Mark) -> int:
     `collect`: a commit file below the floor may be an orphan, so what it refers to is no reason to delete.
     """
     storage, root = log.storage, log.root
-    if newest_mark(storage, root, mark) is not mark:
+    if is_overtaken(storage, root, mark):
         return 0  # overtaken: the newer mark's maker cleans up
     useless = _useless(log, mark)
     if useless and mark.epoch:
@@ -288,37 +261,34 @@ def collect_garbage(log: CommitLog, mark: Mark) -> int:
 
 
 def _useless(log: CommitLog, mark: Mark) -> list[str]:
-    """Paths of the files that `mark` has made useless; foreign files are not ours to take."""
+    """Paths of the files that `mark` has made useless; foreign files are not ours to take.
+
+    What lies below the floor and is not named by the mark: rolled commits, segments that were replaced or have expired,
+    or whose roller died or lost, and snapshots. A roller that is about to name such a segment in a mark of its own
+    cannot: that mark's number would be this mark's, which is taken. Younger files may belong to somebody who began
+    after this mark, and a snapshot at the floor itself may be about to be named by an expiry.
+    """
     storage, root = log.storage, log.root
     latest = log.clock.now_ms() - log.settings.delete_grace_ms
+    live = {segment.name for segment in mark.segments} | {snapshot.name for snapshot in mark.snapshots}
+    places: list[tuple[str, Callable[[str], int | None]]] = [
+        (paths.commitlog(root), paths.file_number),
+        (paths.segments(root), _last_offset),
+        (paths.snapshots(root), paths.snapshot_offset),
+        (paths.floors(root), paths.snapshot_offset),
+    ]
     useless = [
-        paths.commit(root, number)
-        for info in storage.list(paths.commitlog(root))
-        if (number := paths.file_number(info.name)) is not None and number < mark.floor and info.modified_ms <= latest
+        f"{place}/{info.name}"
+        for place, offset_of in places
+        for info in storage.list(place)
+        if info.modified_ms <= latest
+        and info.name not in live
+        and (offset := offset_of(info.name)) is not None
+        and offset < mark.floor
     ]
-    live = {segment.name for segment in mark.segments}
-    # A segment that is not in the mark was replaced, has expired, or its roller died or lost. A roller that is
-    # about to name it in a mark of its own cannot: that mark's number would be this mark's, which is taken.
-    # Younger files may belong to a roller that began after this mark.
-    useless += [
-        f"{paths.segments(root)}/{info.name}"
-        for info in storage.list(paths.segments(root))
-        if info.name not in live and info.modified_ms <= latest and _is_older(info.name, mark)
-    ]
-    for info in storage.list(paths.snapshots(root)):
-        offset = paths.snapshot_offset(info.name)
-        if offset is not None and offset < mark.floor:
-            useless.append(f"{paths.snapshots(root)}/{info.name}")
-    named = {snapshot.name for snapshot in mark.snapshots}
-    for info in storage.list(paths.floors(root)):
-        offset = paths.snapshot_offset(info.name)
-        # One at the floor itself may be about to be named by an expiry.
-        if offset is not None and offset < mark.floor and info.name not in named and info.modified_ms <= latest:
-            useless.append(f"{paths.floors(root)}/{info.name}")
     return useless + past_announcements(storage, root, log.clock.now_ms())
 
 
-def _is_older(name: str, mark: Mark) -> bool:
-    """Whether a segment file can only come from before `mark`: it ends at or below its floor."""
-    place = paths.segment_range(name)
-    return place is not None and place[1] <= mark.floor
+def _last_offset(segment: str) -> int | None:
+    place = paths.segment_range(segment)
+    return None if place is None else place[1] - 1

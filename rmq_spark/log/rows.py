@@ -68,8 +68,6 @@ class PreparedRows(NamedTuple):
     """Original row of each sorted row; None when nothing moved."""
     doc: dict[str, Any]
     """The entries of the metadata document that do not depend on the place."""
-    parts: list[int]
-    """Runs of each file: [-1] inline."""
     rows: int
 
 
@@ -92,7 +90,7 @@ def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> Prep
         blocks = _reordered_blocks(kind, record_batch, row_order.rows, row_order.order, block_bytes)
     runs = row_order.runs(record_batch.column("tags"))
     # Neither the range of ids nor the key filter depends on the order of rows.
-    return PreparedRows(blocks, runs, row_order.order, describe(record_batch, runs), [-1], batch.num_rows)
+    return PreparedRows(blocks, runs, row_order.order, describe(record_batch, runs), batch.num_rows)
 
 
 def _reordered_blocks(
@@ -159,7 +157,7 @@ def _prepare_few(unsorted: list[Row], block_bytes: int, kind: str) -> PreparedRo
         blocks = one_block(kind, message, len(rows))
     else:
         blocks = make_blocks(kind, cut(to_record_batch(rows), runs.rows, block_bytes))
-    return PreparedRows(blocks, runs, order, doc, [-1], len(rows))
+    return PreparedRows(blocks, runs, order, doc, len(rows))
 
 
 def describe(batch: pa.RecordBatch, runs: Runs) -> dict[str, Any]:
@@ -332,7 +330,7 @@ def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) ->
         for file, meta, count in zip(files, metas, counts, strict=True)
     ]
     empty = Blocks("commit", [], total, 0)
-    return PreparedRows(empty, runs, None, doc, counts, total)
+    return PreparedRows(empty, runs, None, doc, total)
 
 
 def join_described(metas: Sequence[FileMeta]) -> tuple[Runs, list[str]]:

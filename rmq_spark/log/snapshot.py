@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final
 
 import pyarrow as pa
 
@@ -20,7 +21,7 @@ from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersion
 from rmq_spark.log import file_encoder, file_layout
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
-from rmq_spark.log.fold import Fold
+from rmq_spark.log.fold import UNREADABLE, Fold
 from rmq_spark.log.legacy_state import unpack_state, upgrade
 from rmq_spark.log.marks import Mark, SnapshotRef
 from rmq_spark.log.queues import Queues
@@ -34,7 +35,7 @@ KEEP: Final = 2
 Loaded = tuple[LogState, list[type[Fold]]]
 """A state, and the declared folds that it does not tell."""
 
-_DAMAGED: Final = (CorruptDataError, UnsupportedVersionError, AttributeError, KeyError, TypeError, ValueError)
+_DAMAGED: Final = (CorruptDataError, UnsupportedVersionError, *UNREADABLE)
 
 _log = logging.getLogger(__name__)
 
@@ -125,13 +126,15 @@ def newest_state(
     One that tells all of `folds` is preferred to a newer one that does not.
     """
     newest: Loaded | None = None
-    for name in sorted(names, reverse=True):
-        if (paths.snapshot_offset(name) or 0) < mark.floor:
-            break
-        loaded = load_snapshot(storage, root, f"{paths.snapshots(root)}/{name}", mark, folds)
-        if loaded is not None and not loaded[0].commits.lists_runs:
+    for _, payloads in _trusted_copies(storage, root, mark, names):
+        try:
+            loaded = LogState.load(payloads, folds)
+        except _DAMAGED as error:
+            _log.warning("snapshot is damaged, skipped: %s", error)
+            continue
+        if not loaded[0].commits.lists_runs:
             continue  # an older version made it; the commits themselves tell their runs
-        if loaded is not None and not loaded[1]:
+        if not loaded[1]:
             return loaded
         newest = newest or loaded
     return newest
@@ -144,14 +147,37 @@ def floor_state(storage: Storage, root: str, mark: Mark, folds: Sequence[type[Fo
         NotFoundError: the snapshot is gone.
         CorruptDataError: it is damaged, or not the one that the mark names.
     """
-    if not mark.floor:
-        state = LogState(folds)
-        state.digest = mark.floor_digest
-        return state, []
+    for _, payloads in _named_copies(storage, root, mark):
+        return LogState.load(payloads, folds)
+    state = LogState(folds)
+    state.digest = mark.floor_digest
+    return state, []
+
+
+def stored_fold(
+    storage: Storage, root: str, mark: Mark, kind: type[Fold], end: int
+) -> tuple[int, dict[str, bytes]] | None:
+    """The newest stored copy that holds a fold, at or below `end`: its offset and its payloads; None: none.
+
+    Raises:
+        NotFoundError, CorruptDataError: a snapshot that the mark names is gone or damaged.
+    """
+    trusted = _trusted_copies(storage, root, mark, snapshot_names(storage, root))
+    for offset, payloads in chain(trusted, _named_copies(storage, root, mark)):
+        if mark.log_start <= offset <= end and f"fold/{kind.name}" in payloads:
+            return offset, payloads
+    return None
+
+
+def _named_copies(storage: Storage, root: str, mark: Mark) -> Iterator[tuple[int, dict[str, bytes]]]:
+    """Offset and payloads of the state at the mark's floor, then of older snapshots that the mark names."""
+    if mark.floor and not mark.snapshots:
+        yield mark.floor, _legacy_payloads(storage, root, mark)
     for named in mark.snapshots:
-        if named.offset == mark.floor:
-            return LogState.load(_named_payloads(storage, root, named), folds)
-    return LogState.load(_legacy_payloads(storage, root, mark), folds)
+        meta = read_meta(storage, f"{paths.floors(root)}/{named.name}", "snapshot")
+        if meta.digest != named.digest:
+            raise meta.corrupt("not the snapshot that the mark names", expected=named.digest)
+        yield named.offset, read_payloads(storage, meta)
 
 
 def _legacy_payloads(storage: Storage, root: str, mark: Mark) -> dict[str, bytes]:
@@ -163,83 +189,39 @@ def _legacy_payloads(storage: Storage, root: str, mark: Mark) -> dict[str, bytes
     return unpack_state(meta.doc["state"])
 
 
-def stored_fold(
-    storage: Storage, root: str, mark: Mark, kind: type[Fold], end: int
-) -> tuple[int, tuple[Any, int]] | None:
-    """The newest stored copy of one fold at or below `end`: its offset, and its dump with the version; None: none.
+def _trusted_copies(
+    storage: Storage, root: str, mark: Mark, names: Sequence[str]
+) -> Iterator[tuple[int, dict[str, bytes]]]:
+    """Offset and payloads of the snapshots above the mark's floor that the chain vouches for, newest first."""
+    for name in sorted(names, reverse=True):
+        if (paths.snapshot_offset(name) or 0) < mark.floor:
+            break
+        try:
+            meta = read_meta(storage, f"{paths.snapshots(root)}/{name}", "snapshot")
+            if is_vouched(storage, root, meta, mark):
+                yield meta.doc["offset"], read_payloads(storage, meta)
+            else:
+                _log.warning("snapshot is of another history, skipped: %s", meta.path)
+        except NotFoundError:
+            pass  # deleted between the listing and the read, or its commit was rolled: a newer start exists
+        except _DAMAGED as error:
+            _log.warning("snapshot is damaged, skipped: %s", error)
+
+
+def is_vouched(storage: Storage, root: str, snapshot: FileMeta, mark: Mark) -> bool:
+    """Whether a snapshot stands on a commit of this log's chain, or on the mark's floor.
 
     Raises:
-        CorruptDataError: a snapshot that the mark names is damaged.
+        NotFoundError: there is no such commit.
+        CorruptDataError: the commit is damaged.
     """
-    copies: list[tuple[int, tuple[Any, int]]] = [
-        (named.offset, _dump_of(_named_payloads(storage, root, named), kind))
-        for named in mark.snapshots
-        if kind.name in named.folds and mark.log_start <= named.offset <= end
-    ]
-    if mark.floor and not mark.snapshots:
-        legacy = _legacy_payloads(storage, root, mark)
-        if f"fold/{kind.name}" in legacy:
-            copies.append((mark.floor, _dump_of(legacy, kind)))
-    for name in sorted(snapshot_names(storage, root), reverse=True):
-        offset = paths.snapshot_offset(name) or 0
-        if not max(mark.floor, mark.log_start) <= offset <= end:
-            continue
-        payloads = _vouched_payloads(storage, root, f"{paths.snapshots(root)}/{name}", mark)
-        if payloads is not None and f"fold/{kind.name}" in payloads:
-            copies.append((offset, _dump_of(payloads, kind)))
-            break
-    return max(copies, key=lambda copy: copy[0], default=None)
-
-
-def load_snapshot(
-    storage: Storage, root: str, path: str, mark: Mark, folds: Sequence[type[Fold]] = ()
-) -> Loaded | None:
-    """The state in the snapshot at `path`, or None (with a log line) if it cannot be trusted."""
-    try:
-        payloads = _vouched_payloads(storage, root, path, mark)
-        return None if payloads is None else LogState.load(payloads, folds)
-    except _DAMAGED as error:
-        _log.warning("snapshot is damaged, skipped: %s", error)
-        return None
-
-
-def _vouched_payloads(storage: Storage, root: str, path: str, mark: Mark) -> dict[str, bytes] | None:
-    try:
-        meta = read_meta(storage, path, "snapshot")
-        doc = meta.doc
-        if doc["offset"] == mark.floor:
-            known = mark.floor_digest
-        elif doc["last"] < mark.floor:
-            return None
-        else:
-            commit = read_meta(storage, paths.commit(root, doc["last"]), "commit")
-            known = commit.digest if commit.doc["first"] + commit.rows == doc["offset"] else ""
-        if known != doc["digest"]:
-            _log.warning("snapshot is of another history, skipped: %s", path)
-            return None
-        return read_payloads(storage, meta)
-    except NotFoundError:
-        # Deleted between the listing and the read, or its commit was rolled: a newer start exists.
-        return None
-    except _DAMAGED as error:
-        _log.warning("snapshot is damaged, skipped: %s", error)
-        return None
-
-
-def _named_payloads(storage: Storage, root: str, named: SnapshotRef) -> dict[str, bytes]:
-    meta = read_meta(storage, f"{paths.floors(root)}/{named.name}", "snapshot")
-    if meta.digest != named.digest:
-        raise meta.corrupt("not the snapshot that the mark names", expected=named.digest)
-    return read_payloads(storage, meta)
-
-
-def _dump_of(payloads: Mapping[str, bytes], kind: type[Fold]) -> tuple[Any, int]:
-    value = json.loads(payloads[f"fold/{kind.name}"])
-    if value["version"] > kind.version:
-        raise UnsupportedVersionError(
-            "a newer version of rmq-spark wrote this state; upgrade", fold=kind.name, version=value["version"]
-        )
-    return value["state"], value["version"]
+    doc = snapshot.doc
+    if doc["offset"] == mark.floor:
+        return mark.floor_digest == str(doc["digest"])
+    if doc["last"] < mark.floor:
+        return False
+    commit = read_meta(storage, paths.commit(root, doc["last"]), "commit")
+    return (commit.doc["first"] + commit.rows, commit.digest) == (doc["offset"], doc["digest"])
 
 
 def comparable(state: LogState, floor: int, starts: Queues) -> dict[str, bytes]:

@@ -189,7 +189,7 @@ class LogState:
         doc = meta.doc
         for topic in truncated:
             self.queues.truncate(topic)
-        self.queues.advance(meta.runs, parts_of(doc))
+        self.queues.advance(meta.runs)
         self.offset = doc["first"] + meta.rows
         self.digest = meta.digest
         self.store_ms = self.now_ms = doc["ts"]
@@ -370,9 +370,3 @@ def apps_of(doc: Mapping[str, Any]) -> list[list[Any]]:
     """The sink batches that a commit carries; format version 1 had one at most."""
     one = doc.get("app")
     return [one] if one else doc.get("apps", [])
-
-
-def parts_of(doc: Mapping[str, Any]) -> list[int]:
-    """Runs of each file of a commit: one part inline, else one for each referenced file."""
-    files = doc.get("files")
-    return [file[4] for file in files] if files else [-1]

@@ -6,28 +6,41 @@ longer be read), and goes on behind it. Warnings are things that cost nothing: l
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError, RmqError, UnsupportedVersionError
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.fold import Fold
-from rmq_spark.log.marks import Mark, SegmentRef, genesis, read_mark
+from rmq_spark.log.file_reader import read_meta
+from rmq_spark.log.files import LogFiles
+from rmq_spark.log.fold import UNREADABLE, Fold
+from rmq_spark.log.marks import Mark, SegmentRef, genesis, newest_epoch, read_mark
 from rmq_spark.log.queues import Queues
-from rmq_spark.log.records import read_records
-from rmq_spark.log.roll import Progress, no_progress
-from rmq_spark.log.rows import queue_offsets
-from rmq_spark.log.snapshot import comparable, floor_state, load_snapshot, read_payloads
-from rmq_spark.log.state import LogState, parts_of
-from rmq_spark.log.verify_files import DESCRIBED, UNREADABLE, CheckedFiles, check_counts, check_references
-from rmq_spark.log.view import check_link
+from rmq_spark.log.roll import Progress, block_bounds, no_progress
+from rmq_spark.log.rows import join_described, queue_offsets
+from rmq_spark.log.run_index import Runs
+from rmq_spark.log.snapshot import comparable, is_vouched, read_payloads
+from rmq_spark.log.state import LogState
+from rmq_spark.log.verify_files import (
+    DESCRIBED,
+    check_references,
+    check_rows,
+    check_together,
+    described_rows,
+    read_whole,
+)
+from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
+
+I64 = npt.NDArray[np.int64]
+Parsed = TypeVar("Parsed")
 
 CLOCK_JUMP_MS = 24 * 3_600_000
 """A gap between two commits that is worth a warning."""
@@ -87,89 +100,72 @@ def verify(
     of it; then the log is checked again.
     """
     for _ in range(TRIES):
-        epoch = _newest_epoch(storage, root)
-        report = _Verifier(storage, root, broker, progress, folds).run()
+        epoch = newest_epoch(storage, root)
+        report = _Verifier(storage, root, broker, progress, folds).run(epoch)
         if report.ok or not storage.exists(paths.mark(root, epoch + 1)):
             break
     return report
 
 
-def _newest_epoch(storage: Storage, root: str) -> int:
-    # By name only: the mark itself may be damaged.
-    epoch = max((paths.file_number(info.name) or 0 for info in storage.list(paths.marks(root))), default=0)
-    while storage.exists(paths.mark(root, epoch + 1)):
-        epoch += 1
-    return epoch
+class _Verifier(LogView):
+    """A view that checks each commit as a whole before it folds it, and everything else that the log consists of."""
 
-
-class _Verifier:
     def __init__(
         self, storage: Storage, root: str, broker: str, progress: Progress, folds: Sequence[type[Fold]]
     ) -> None:
-        self._storage = storage
-        self._folds = folds
-        self._root = root
-        self._broker = broker
+        super().__init__(LogFiles(storage, root), broker, folds)
         self._progress = progress
         self._report = Report()
-        self._files = CheckedFiles(storage, self._count_file)
         self._damaged = False
         self._done = 0
         self._total = 0
         self._referenced: set[str] = set()
         self._numbers: list[int] = []
-        """Commit names as listed last."""
-        self._snapshots: dict[int, list[str]] = {}
-        """Offset -> names of the snapshots of the state there."""
-        self._last_commit: tuple[int, int] | None = None
-        """First offset and fingerprint of the log's last commit above the floor."""
+        """First offsets of the commits that there were at the beginning."""
+        self._queues = Queues()
+        """Counted from the rows of segments and commits."""
         self._folded: dict[int, dict[str, bytes]] = {}
         """Offset of a snapshot -> the state that the log itself gives there."""
 
-    def run(self) -> Report:
+    def run(self, newest: int) -> Report:
+        """Check everything; `newest` is the number of the newest mark."""
         # Snapshots are listed before the walk, which so comes past all of them.
-        for name in self._names(paths.snapshots):
-            offset = paths.snapshot_offset(name)
-            if offset is None:
-                self._foreign(paths.snapshots, name)
-            else:
-                self._snapshots.setdefault(offset, []).append(name)
-        segments, data = self._names(paths.segments), self._names(paths.data)
-        for name in self._list_commits():
-            self._foreign(paths.commitlog, name)
-        self._total = len(segments) + len(data) + len(self._numbers)
-        mark = self._check_marks()
+        snapshots = self._list(paths.snapshots(self.root), paths.snapshot_offset)
+        segments = self._list(paths.segments(self.root), paths.segment_range)
+        data = self._list(paths.data(self.root), len)
+        self._list(paths.marks(self.root), paths.file_number)
+        commits = self._list(paths.commitlog(self.root), paths.file_number)
+        self._numbers = sorted(commits.values())
+        self._total = len(segments) + len(data) + len(commits)
+        mark = self._check_marks(newest)
         if mark is not None:
-            state = self._check_segments(mark)
-            self._check_chain(mark, state)
-            self._check_leftovers(mark, segments, data)
-            self._check_snapshots(mark)
+            self._check_segments(mark)
+            self._check_floor(mark)
+            self._check_chain(mark, sorted(snapshots.values()))
+            self._check_strays(mark)
+            for name in sorted(set(segments) - {segment.name for segment in mark.segments}):
+                self._warn(f"{paths.segments(self.root)}/{name}", "segment that no mark names; roll deletes it")
+            for name in sorted(set(data) - self._referenced):
+                self._warn(paths.data_file(self.root, name), "row file that no commit refers to")
+            self._check_named_snapshots(mark)
+            for name in sorted(snapshots):
+                self._check_snapshot(mark, name)
         self._progress(self._total, self._total)
         return self._report
 
-    # -------------------------------------------------------- parts of a log
+    # -------------------------------------------------------- marks and segments
 
-    def _check_marks(self) -> Mark | None:
+    def _check_marks(self, newest: int) -> Mark | None:
         """Every mark is readable, follows its predecessor, and moves nothing backwards."""
-        listed = []
-        for name in self._names(paths.marks):
-            number = paths.file_number(name)
-            if number is None:
-                self._foreign(paths.marks, name)
-            else:
-                listed.append(number)
-        last: Mark | None = Mark(floor_digest=genesis(self._storage, self._root))
-        epoch = 0
-        while self._storage.exists(paths.mark(self._root, epoch + 1)) or epoch < max(listed, default=0):
-            epoch += 1
+        last: Mark | None = Mark(floor_digest=genesis(self.storage, self.root))
+        for epoch in range(1, newest + 1):
             self._report.marks += 1
-            path = paths.mark(self._root, epoch)
+            path = paths.mark(self.root, epoch)
             try:
-                meta = self._files.read(path)
-                mark = read_mark(self._storage, self._root, epoch)
+                meta = self._read(path)
+                mark = read_mark(self.storage, self.root, epoch)
             except (RmqError, *UNREADABLE) as error:
-                newest = epoch >= max(listed, default=0)
-                self._damage(path, _text(error), first=0 if newest else None)
+                self._damage(path, _text(error), first=0 if epoch == newest else None)
                 last = None
                 continue
             if last is not None and (meta.doc["prev"] != last.digest or mark.floor < last.floor):
@@ -177,61 +173,44 @@ class _Verifier:
             last = mark
         return last
 
-    def _check_segments(self, mark: Mark) -> LogState:
-        """Segments follow each other without gap and hold every offset once; a snapshot stands at their end."""
-        self._report.log_start = mark.log_start
-        at = mark.log_start
+    def _check_segments(self, mark: Mark) -> None:
+        """Segments follow each other without gap and hold every offset once."""
+        self._report.log_start = at = mark.log_start
+        self._queues = Queues.load(mark.starts)
         before: FileMeta | None = None
-        queues: Queues | None = Queues.load(mark.starts)
         for segment in mark.segments:
-            path = f"{paths.segments(self._root)}/{segment.name}"
+            path = f"{paths.segments(self.root)}/{segment.name}"
             if segment.first != at:
                 self._damage(path, "segments do not follow each other", first=at, end=segment.first)
             at = segment.end
             self._report.segments += 1
             try:
-                meta = self._files.read(path)
+                meta = self._read(path)
                 if meta.kind != "segment" or meta.digest != segment.digest:
                     raise meta.corrupt("not the segment that the mark names", expected=segment.digest)
-                self._segment_rows(meta, segment)
+                self._check_segment_rows(meta, segment)
                 if before is not None and meta.doc["prev"] != before.doc["last"]:
                     raise meta.corrupt("chain is broken between segments")
-                if not segment.first and meta.doc["prev"] != genesis(self._storage, self._root):
+                if not segment.first and meta.doc["prev"] != genesis(self.storage, self.root):
                     raise meta.corrupt("the log of another store begins here")
-                check_counts(meta, queues)
+                self._check_counts(meta, meta.runs, meta.bases)
+                self._queues.advance(meta.runs)
                 before = meta
             except (RmqError, *UNREADABLE) as error:
                 self._damage(path, _text(error), first=segment.first, end=segment.end)
-                before = queues = None
+                before = None
         if mark.floor != at or (before is not None and before.doc["last"] != mark.floor_digest):
-            self._damage(paths.mark(self._root, mark.epoch), "floor does not stand on the last segment")
-        return self._floor_state(mark, queues)
+            self._damage(paths.mark(self.root, mark.epoch), "floor does not stand on the last segment")
 
-    def _floor_state(self, mark: Mark, queues: Queues | None) -> LogState:
-        """The state at the floor, which must count what the segments hold."""
-        state = LogState()
-        try:
-            state, _ = floor_state(self._storage, self._root, mark, self._folds)
-            if (state.offset, state.digest) != (mark.floor, mark.floor_digest):
-                raise CorruptDataError("state is of another offset than the floor", offset=state.offset)
-            if queues is not None and not queues.same_ends(state.queues):
-                raise CorruptDataError("state at the floor does not count the segments' rows")
-        except (RmqError, *UNREADABLE) as error:
-            named = next((each.name for each in mark.snapshots if each.offset == mark.floor), None)
-            path = paths.mark(self._root, mark.epoch) if named is None else f"{paths.floors(self._root)}/{named}"
-            self._damage(path, _text(error))
-        state.offset, state.digest = mark.floor, mark.floor_digest
-        return state
-
-    def _segment_rows(self, meta: FileMeta, segment: SegmentRef) -> None:
+    def _check_segment_rows(self, meta: FileMeta, segment: SegmentRef) -> None:
         columns = ["commitOffset", "queueOffset", "storeTimestamp", *DESCRIBED]
         offsets, times, bounds = [], [], []
         at = 0
         expected = queue_offsets(meta.runs, meta.bases)
-        for batch in self._files.described_rows(meta, columns):
+        for batch in described_rows(self.storage, meta, columns):
             offsets.append(batch.column(0).to_numpy())
             times.append(batch.column(2).cast(pa.int64()).to_numpy())
-            bounds.append([offsets[-1].min(), offsets[-1].max(), times[-1].min(), times[-1].max()])
+            bounds.append(block_bounds(batch))
             if not np.array_equal(batch.column(1).to_numpy(), expected[at : at + batch.num_rows]):
                 raise meta.corrupt("queue offsets are not dense")
             at += batch.num_rows
@@ -249,187 +228,197 @@ class _Verifier:
             raise meta.corrupt("mark describes the segment wrongly")
         self._report.messages += at
 
-    def _check_chain(self, mark: Mark, state: LogState) -> None:
+    def _check_floor(self, mark: Mark) -> None:
+        """The state at the floor is there, and counts what the segments hold."""
+        try:
+            self.load_floor()
+            if (self.state.offset, self.state.digest) != (mark.floor, mark.floor_digest):
+                raise CorruptDataError("state is of another offset than the floor", offset=self.state.offset)
+            if not self._damaged and not self._queues.same_ends(self.state.queues):
+                raise CorruptDataError("state at the floor does not count the segments' rows")
+        except (RmqError, *UNREADABLE) as error:
+            named = next((each.name for each in mark.snapshots if each.offset == mark.floor), None)
+            path = paths.mark(self.root, mark.epoch) if named is None else f"{paths.floors(self.root)}/{named}"
+            self._damage(path, _text(error))
+        self.state.offset, self.state.digest = mark.floor, mark.floor_digest
+
+    # -------------------------------------------------------- commits
+
+    def _check_chain(self, mark: Mark, snapshots: Sequence[int]) -> None:
         """Walk the commits from the floor; behind damage, go on at the next file there is."""
-        starts = Queues.load(mark.starts)
-        intact = True
         while True:
-            if state.offset in self._snapshots and not self._damaged:
-                self._folded[state.offset] = comparable(state, mark.floor, starts)
-            path = paths.commit(self._root, state.offset)
+            if self.state.offset in snapshots and not self._damaged:
+                self._folded[self.state.offset] = comparable(self.state, mark.floor, Queues.load(mark.starts))
+            stop = next((offset for offset in snapshots if offset > self.state.offset), None)
+            problem = None
             try:
-                meta = self._files.read(path)
-                if not intact:
-                    state.digest, intact = meta.doc.get("prev", ""), True
-                self._commit(meta, state)
+                self.walk(stop)
             except NotFoundError:
-                later = self._next_commit(state.offset)
-                if self._storage.exists(path):
-                    continue  # appended since it was looked for, and others behind it
-                if later is None:
-                    break
-                self._damage(path, "commit is missing", first=state.offset, end=later)
-                state.offset, intact = later, False
+                pass
             except (CorruptDataError, UnsupportedVersionError, *UNREADABLE) as error:
-                # How many rows it had is lost with it: the next file's name tells.
-                later = self._next_commit(state.offset)
-                self._damage(path, _text(error), first=state.offset, end=later)
-                if later is None:
-                    break
-                state.offset, intact = later, False
-        self._report.log_end = state.offset
-        if commits := state.commits.firsts:
-            self._last_commit = commits[-1], state.commits.fingerprints[-1]
-        self._check_strays(mark, state)
+                problem = _text(error)
+            path = paths.commit(self.root, self.state.offset)
+            if problem is None and (self.state.offset == stop or self.storage.exists(path)):
+                continue  # on from there; or from a commit that was appended since it was looked for
+            # How many rows a damaged one had is lost with it: the next file's name tells.
+            later = next((number for number in self._numbers if number > self.state.offset), None)
+            if later is not None or problem is not None:
+                self._damage(path, problem or "commit is missing", first=self.state.offset, end=later)
+            if later is None:
+                break
+            self.state.offset = later
+            with suppress(RmqError, *UNREADABLE):  # the walk tells
+                self.state.digest = read_meta(self.storage, paths.commit(self.root, later), "commit").doc["prev"]
+        self._report.log_end = self.state.offset
 
-    def _next_commit(self, offset: int) -> int | None:
-        """The first name behind `offset`; looks anew if the last listing has none, for the log may have grown."""
-        at = bisect_right(self._numbers, offset)
-        if at == len(self._numbers):
-            self._list_commits()
-            at = bisect_right(self._numbers, offset)
-        return self._numbers[at] if at < len(self._numbers) else None
+    def fold(self, metas: Sequence[FileMeta]) -> None:
+        """Check all of these commits, then fold them.
 
-    def _list_commits(self) -> list[str]:
-        """Note the commits that there are now; return names that are none of a commit."""
-        sizes: dict[int, int] = {}
-        others = []
-        for info in self._storage.list(paths.commitlog(self._root)):
-            number = paths.file_number(info.name)
-            if number is None:
-                others.append(info.name)
-            else:
-                sizes[number] = info.size
-        self._numbers = sorted(sizes)
-        self._files.expect([(paths.commit(self._root, number), sizes[number]) for number in self._numbers])
-        return others
-
-    def _check_strays(self, mark: Mark, state: LogState) -> None:
-        chain = set(state.commits.firsts)
-        damaged = {finding.path for finding in self._report.findings}
-        for number in self._numbers:
-            path = paths.commit(self._root, number)
-            if number in chain or path in damaged:
-                continue
-            if number < mark.floor:
-                self._warn(path, "leftover below the floor; roll deletes it")
-            else:
-                self._damage(path, "file stands where no commit can be: not part of the chain")
-
-    def _commit(self, meta: FileMeta, state: LogState) -> None:
-        check_link(meta, state, self._broker)
-        if meta.doc["ts"] - state.store_ms > CLOCK_JUMP_MS and state.store_ms:
-            self._warn(meta.path, f"store time jumps by {meta.doc['ts'] - state.store_ms} ms")
-        files = meta.doc.get("files")
-        bases = state.queues.number(meta.runs, parts_of(meta.doc))
-        if self._damaged and np.all(meta.bases >= bases):
-            # Behind damage a queue may go on at any later offset: one loss is one finding, not one for each commit.
-            state.queues.resume(meta.runs, meta.bases)
-            bases = state.queues.number(meta.runs, parts_of(meta.doc))
-        if bases.tolist() != meta.bases.tolist():
-            raise meta.corrupt("queue offsets do not continue where the log left them")
-        if files:
-            checked = [self._row_file(meta, file) for file in files]
-            check_references(meta, [file for file in checked if file is not None])
+        Raises:
+            CorruptDataError: one of them is damaged; nothing is folded then.
+        """
+        runs = metas[0].runs if len(metas) == 1 else join_described(metas)[0]
+        self._check_counts(metas[0], runs, np.concatenate([meta.bases for meta in metas]))
+        if len(metas) > 1:
+            check_together(metas, runs)
         else:
-            self._files.check_rows(meta)
-        state.apply([meta], read_records(self._storage, meta, state))
-        self._report.commits += 1
-        self._report.messages += meta.rows
+            self._check_commit(metas[0])
+        times = [self.state.store_ms, *(meta.doc["ts"] for meta in metas)]
+        super().fold(metas)
+        self._queues.advance(runs)
+        for meta, before in zip(metas, times, strict=False):
+            if before and meta.doc["ts"] - before > CLOCK_JUMP_MS:
+                self._warn(meta.path, f"store time jumps by {meta.doc['ts'] - before} ms")
+            self._count_file(meta.size)
+            self._report.commits += 1
+            self._report.messages += meta.rows
 
-    def _row_file(self, commit: FileMeta, file: list[object]) -> FileMeta | None:
-        name, digest = str(file[0]), file[1]
-        path = paths.data_file(self._root, name)
+    def _check_counts(self, meta: FileMeta, runs: Runs, bases: I64) -> None:
+        """The runs of a segment or of commits (`meta` is the first one's) go on where the log before them ended."""
+        expected = self._queues.number(runs)
+        if self._damaged and np.all(bases >= expected):
+            # Behind damage a queue may go on at any later offset: one loss is one finding, not one for each commit.
+            self._queues.resume(runs, bases)
+            expected = self._queues.number(runs)
+        if not np.array_equal(bases, expected):
+            raise meta.corrupt("queue offsets do not continue where the log left them")
+
+    def _check_commit(self, meta: FileMeta) -> None:
+        whole = meta if meta.whole is not None else read_whole(self.storage, meta.path)
+        named = meta.doc.get("files")
+        if not named:
+            check_rows(self.storage, whole)
+            return
+        files = [self._check_row_file(meta, name, digest) for name, digest, *_ in named]
+        sound = [file for file in files if file is not None]
+        if len(sound) == len(named):
+            check_references(meta, sound)
+
+    def _check_row_file(self, commit: FileMeta, name: str, digest: str) -> FileMeta | None:
+        """The metadata of a row file; None if it is damaged."""
+        path = paths.data_file(self.root, name)
         self._referenced.add(name)
         self._report.row_files += 1
         try:
-            meta = self._files.read(path)
+            meta = self._read(path)
             if meta.kind != "rows" or meta.digest != digest:
                 raise meta.corrupt("not the row file that its commit names", expected=digest)
-            self._files.check_rows(meta)
+            check_rows(self.storage, meta)
         except (RmqError, *UNREADABLE) as error:
             first = commit.doc["first"]
             self._damage(path, _text(error), first=first, end=first + commit.rows)
             return None
         return meta
 
-    def _check_leftovers(self, mark: Mark, segments: list[str], data: list[str]) -> None:
-        live = {segment.name for segment in mark.segments}
-        for name in sorted(set(segments) - live):
-            if paths.segment_range(name) is None:
-                self._foreign(paths.segments, name)
+    def _check_strays(self, mark: Mark) -> None:
+        known = {finding.path for finding in self._report.findings}
+        known.update(paths.commit(self.root, first) for first in self.state.commits.firsts)
+        for number in self._numbers:
+            path = paths.commit(self.root, number)
+            if path in known:
                 continue
-            self._warn(f"{paths.segments(self._root)}/{name}", "segment that no mark names; roll deletes it")
-        for name in sorted(set(data) - self._referenced):
-            self._warn(paths.data_file(self._root, name), "row file that no commit refers to")
+            if number < mark.floor:
+                self._warn(path, "leftover below the floor; roll deletes it")
+            else:
+                self._damage(path, "file stands where no commit can be: not part of the chain")
 
-    def _check_snapshots(self, mark: Mark) -> None:
-        starts = Queues.load(mark.starts)
+    # -------------------------------------------------------- snapshots
+
+    def _check_named_snapshots(self, mark: Mark) -> None:
         for named in mark.snapshots:
-            path = f"{paths.floors(self._root)}/{named.name}"
+            path = f"{paths.floors(self.root)}/{named.name}"
             self._report.snapshots += 1
             try:
-                if (meta := self._files.read(path)).digest != named.digest:
+                meta = self._read(path)
+                if meta.digest != named.digest:
                     raise meta.corrupt("not the snapshot that the mark names", expected=named.digest)
-            except RmqError as error:
+                read_payloads(self.storage, meta)
+            except (RmqError, *UNREADABLE) as error:
                 self._damage(path, _text(error))
-        for offset, name in sorted((offset, name) for offset, names in self._snapshots.items() for name in names):
-            path = f"{paths.snapshots(self._root)}/{name}"
-            try:
-                meta = self._files.read(path)
-            except NotFoundError:
-                continue  # a newer one has taken its place
-            except RmqError as error:
-                self._report.snapshots += 1
-                self._warn(path, f"damaged snapshot, readers skip it: {error}")
-                continue
-            self._report.snapshots += 1
-            if offset < mark.floor:
-                continue
-            if offset > self._report.log_end and self._is_of_this_log(meta):
-                self._missing_end(name, offset)
-                continue
-            loaded = load_snapshot(self._storage, self._root, path, mark, self._folds)
-            if loaded is None:
-                self._warn(path, "snapshot that the chain does not vouch for, readers skip it")
-            elif offset in self._folded:
-                self._compare(path, comparable(loaded[0], mark.floor, starts), self._folded[offset])
 
-    def _is_of_this_log(self, snapshot: FileMeta) -> bool:
-        """Whether the log's last commit stands in the snapshot too: it is of this log, and of no past given up."""
+    def _check_snapshot(self, mark: Mark, name: str) -> None:
+        path = f"{paths.snapshots(self.root)}/{name}"
+        vouched = False
         try:
-            known = LogState.load(read_payloads(self._storage, snapshot))[0].commits
-        except (RmqError, *UNREADABLE):
-            return False
-        if self._last_commit is None:
-            return True
-        return self._last_commit in zip(known.firsts, known.fingerprints, strict=True)
+            meta = self._read(path)
+            state, _ = LogState.load(read_payloads(self.storage, meta), self.declared)
+            with suppress(NotFoundError):
+                vouched = is_vouched(self.storage, self.root, meta, mark)
+        except NotFoundError:
+            return  # a newer one has taken its place
+        except (RmqError, *UNREADABLE) as error:
+            self._report.snapshots += 1
+            self._warn(path, f"damaged snapshot, readers skip it: {error}")
+            return
+        self._report.snapshots += 1
+        if state.offset < mark.floor:
+            return
+        if state.offset > self._report.log_end and self._is_of_this_log(state):
+            self._tell_missing_end(name, state.offset)
+        elif not vouched:
+            self._warn(path, "snapshot that the chain does not vouch for, readers skip it")
+        elif folded := self._folded.get(state.offset):
+            stored = comparable(state, mark.floor, Queues.load(mark.starts))
+            # No message is lost by it, but who starts from it numbers messages wrongly and writes that down.
+            if other := sorted(fold for fold in stored.keys() & folded.keys() if stored[fold] != folded[fold]):
+                self._damage(path, f"snapshot says other than the log ({', '.join(other)}); delete this snapshot")
 
-    def _missing_end(self, snapshot: str, offset: int) -> None:
+    def _is_of_this_log(self, snapshot: LogState) -> bool:
+        """Whether the log's last commit stands in the snapshot too: it is of this log, and of no past given up."""
+        mine, theirs = self.state.commits, snapshot.commits
+        last = [*zip(mine.firsts, mine.fingerprints, strict=True)][-1:]
+        return not last or last[0] in zip(theirs.firsts, theirs.fingerprints, strict=True)
+
+    def _tell_missing_end(self, snapshot: str, offset: int) -> None:
         """A snapshot of this log's state behind its end: commits that were there are not there any more."""
         end = self._report.log_end
-        path = paths.commit(self._root, end)
-        if self._storage.exists(path) or any(each.path == path and each.damage for each in self._report.findings):
+        path = paths.commit(self.root, end)
+        if self.storage.exists(path) or any(each.path == path and each.damage for each in self._report.findings):
             return  # appended since, or told already
         self._damage(path, f"commit is missing although snapshot {snapshot} knows it", first=end, end=offset)
 
-    def _compare(self, path: str, stored: dict[str, bytes], folded: dict[str, bytes]) -> None:
-        # No message is lost by it, but who starts from it numbers messages wrongly and writes that down.
-        if other := sorted(name for name in stored.keys() & folded.keys() if stored[name] != folded[name]):
-            self._damage(path, f"snapshot says other than the log ({', '.join(other)}); delete this snapshot")
-
     # -------------------------------------------------------- what is told
+
+    def _read(self, path: str) -> FileMeta:
+        meta = read_whole(self.storage, path)
+        self._count_file(meta.size)
+        return meta
 
     def _count_file(self, size: int) -> None:
         self._done += 1
         self._progress(self._done, max(self._total, self._done))
         self._report.bytes += size
 
-    def _names(self, place: Callable[[str], str]) -> list[str]:
-        return [info.name for info in self._storage.list(place(self._root))]
-
-    def _foreign(self, place: Callable[[str], str], name: str) -> None:
-        self._warn(f"{place(self._root)}/{name}", "foreign file, not part of the log; nobody reads or deletes it")
+    def _list(self, place: str, parse_name: Callable[[str], Parsed | None]) -> dict[str, Parsed]:
+        """Names of the log's files in a directory, and what they say; others are told of."""
+        ours = {}
+        for info in self.storage.list(place):
+            parsed = parse_name(info.name)
+            if parsed is not None:
+                ours[info.name] = parsed
+            else:
+                self._warn(f"{place}/{info.name}", "foreign file, not part of the log; nobody reads or deletes it")
+        return ours
 
     def _damage(self, path: str, problem: str, *, first: int | None = None, end: int | None = None) -> None:
         self._damaged = True

@@ -22,12 +22,12 @@ from rmq_spark.log.core_folds import CORE_FOLDS
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.files import LogFiles
 from rmq_spark.log.fold import UNREADABLE, Fold, Records, unreadable
-from rmq_spark.log.marks import Mark, find_mark, newest_mark
+from rmq_spark.log.marks import Mark, find_mark, is_overtaken, newest_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.records import join_records, read_records, to_records
 from rmq_spark.log.small_commits import is_small
 from rmq_spark.log.snapshot import floor_state, newest_state, snapshot_names, stored_fold
-from rmq_spark.log.state import LogState
+from rmq_spark.log.state import LogState, load_fold
 from rmq_spark.log.tail_index import fingerprint
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -88,7 +88,6 @@ class LogView:
         self.on_commit: Callable[[Landing], None] | None = None
         """Called with each commit that a walk folded, once it is confirmed: an orphan may be the caller's own."""
         self._unconfirmed: deque[Landing] = deque()
-        self._joined_max = JOINED_COMMITS
         self.on_load: Callable[[], None] | None = None
         """Called when the state was loaded from a snapshot, before the walk."""
 
@@ -100,29 +99,29 @@ class LogView:
             UnavailableError: the storage failed; the next call loads again.
         """
         self._loaded = False
-        while True:
-            self.mark = find_mark(self.storage, self.root)
-            try:
-                names = snapshot_names(self.storage, self.root)
-                self.snapshots_end = max((paths.snapshot_offset(name) or 0 for name in names), default=0)
-                stored = newest_state(self.storage, self.root, self.mark, self.declared, names)
-                self.state, unknown = stored or floor_state(self.storage, self.root, self.mark, self.declared)
-            except NotFoundError as error:
-                # The mark was overtaken between reading it and reading what it names.
-                if newest_mark(self.storage, self.root, self.mark) is self.mark:
-                    raise missing(error) from error
-                continue
+        while not self._try_load():
+            pass
+        self._loaded = True
+
+    def _try_load(self) -> bool:
+        """False: the mark was overtaken between reading it and reading what it names."""
+        self.mark = find_mark(self.storage, self.root)
+        try:
+            names = snapshot_names(self.storage, self.root)
+            self.snapshots_end = max((paths.snapshot_offset(name) or 0 for name in names), default=0)
+            stored = newest_state(self.storage, self.root, self.mark, self.declared, names)
+            self.state, unknown = stored or floor_state(self.storage, self.root, self.mark, self.declared)
             self._trim()
-            firsts = self.state.commits.firsts
-            if (firsts[0] if firsts else self.state.offset) != self.mark.floor:
+            begin = next(iter(self.state.commits.firsts), self.state.offset)
+            if begin != self.mark.floor:
                 # The snapshot was made under a higher floor. Marks are never deleted, so there must be a newer one.
-                if newest_mark(self.storage, self.root, self.mark) is not self.mark:
-                    continue
+                if is_overtaken(self.storage, self.root, self.mark):
+                    return False
                 raise CorruptDataError(
                     "a mark is missing: a snapshot knows of a higher floor; restore the marks, or delete the snapshots",
                     root=self.root,
                     floor=self.mark.floor,
-                    known=firsts[0] if firsts else self.state.offset,
+                    known=begin,
                 )
             self.confirmed = self.state.offset
             self._unconfirmed.clear()
@@ -130,16 +129,17 @@ class LogView:
             if self.on_load is not None:
                 self.on_load()
             if not self._walk_and_confirm():
-                continue
-            try:
-                for kind in unknown:
-                    self._learn(kind)
-            except NotFoundError as error:
-                if newest_mark(self.storage, self.root, self.mark) is self.mark:
-                    raise missing(error) from error
-                continue
-            self._loaded = True
-            return
+                return False
+            for kind in unknown:
+                self._learn(kind)
+        except NotFoundError as error:
+            self._raise_unless_overtaken(error)
+            return False
+        return True
+
+    def _raise_unless_overtaken(self, error: NotFoundError) -> None:
+        if not is_overtaken(self.storage, self.root, self.mark):
+            raise CorruptDataError("a file that the log needs is missing; restore it", **error.context) from error
 
     def load_floor(self) -> None:
         """Learn the state at the newest mark's floor, and nothing behind it.
@@ -184,10 +184,8 @@ class LogView:
                         self.state.add_fold(kind)
                     break
                 except NotFoundError as error:
-                    mark = self.mark
+                    self._raise_unless_overtaken(error)
                     self.refresh()
-                    if self.mark is mark:
-                        raise missing(error) from error
             self.declared.append(kind)
 
     def refresh(self) -> None:
@@ -212,16 +210,15 @@ class LogView:
         return True
 
     def _walk_and_confirm(self) -> bool:
-        before = self._joined_max
         try:
             self.walk()
-        except (CorruptDataError, NotFoundError) as error:
-            if self._joined_max == 1 and before > 1:
-                return False
-            mark = newest_mark(self.storage, self.root, self.mark)
-            if mark is self.mark or mark.floor <= self.confirmed:
-                raise (missing(error) if isinstance(error, NotFoundError) else error) from error
-            return False  # rolled away while it was read, or damage below a floor we had not heard of: an orphan
+        except NotFoundError as error:
+            self._raise_unless_overtaken(error)
+            return False  # rolled away while it was read
+        except CorruptDataError:
+            if newest_mark(self.storage, self.root, self.mark).floor <= self.confirmed:
+                raise
+            return False  # damage below a floor we had not heard of: an orphan
         if not self._follow(self.confirmed):
             return False
         self.confirmed = self.state.offset
@@ -252,45 +249,56 @@ class LogView:
         """Steps 1 and 2: fold commits up to the first absent name, or to `end`, unconfirmed."""
         before = Link(self.state.offset, self.state.digest, self.state.store_ms)
         group: list[FileMeta] = []
+        plain = False
         try:
             for meta in self.files.commits_from(before.offset):
                 if before.offset == end:
                     break
                 before = check_link(meta, before, self.broker)
-                alone = not self._is_plain(meta)
-                if group and (alone or len(group) >= self._joined_max):
+                was_plain, plain = plain, _is_plain(meta)
+                if group and not (was_plain and plain and len(group) < JOINED_COMMITS):
                     ready, group = group, []
                     self._take(ready)
                 group.append(meta)
-                if alone:
-                    ready, group = group, []
-                    self._take(ready)
         finally:  # what was read before some damage is part of the log
             if group:
                 self._take(group)
 
-    def _is_plain(self, meta: FileMeta) -> bool:
-        """Whether a commit may be folded together with others: it is small and says nothing to the log's own folds."""
-        doc = meta.doc
-        return is_small(meta) and "app" not in doc and "apps" not in doc and CORE_TOPICS.isdisjoint(doc["topics"])
-
     def _take(self, metas: Sequence[FileMeta]) -> None:
-        """Fold commits that were checked to be the next links of the chain."""
+        """Fold commits together; if that fails one by one, so that the error names the commit."""
+        try:
+            self.fold(metas)
+        except (CorruptDataError, *UNREADABLE):
+            if len(metas) == 1:
+                raise
+            for meta in metas:
+                self.fold([meta])
+
+    def fold(self, metas: Sequence[FileMeta]) -> None:
+        """Fold commits that were checked to be the next links of the chain.
+
+        Raises:
+            CorruptDataError: a record cannot be read; of several commits none is folded then.
+        """
         one = len(metas) == 1
         records = list(read_records(self.storage, metas[0], self.state) if one else join_records(metas, self.state))
         loaded, self._loaded = self._loaded, False  # an interrupt in the middle makes the next call load anew
+        if not one:  # one may have very many records, and then this would take a tenth of its time
+            self.state.journal.open()
         try:
             self.state.apply(metas, records)
         except CorruptDataError:
-            if not one:
-                self._joined_max = 1  # folded anew one by one, so that the error names the commit
+            self.state.journal.undo()
+            self._loaded = loaded and not one
             raise
+        finally:
+            self.state.journal.close()
         self._loaded = loaded
         self.folded += len(metas)
-        if self.on_commit is not None:
-            for doc, digest in [(meta.doc, meta.digest) for meta in metas]:
-                landed = doc["handle"], doc["seq"], doc["first"], doc["ts"], doc.get("helped", ())
-                self._unconfirmed.append(Landing(*landed, fingerprint(digest)))
+        for meta in metas if self.on_commit is not None else ():
+            doc = meta.doc
+            landed = doc["handle"], doc["seq"], doc["first"], doc["ts"], doc.get("helped", ())
+            self._unconfirmed.append(Landing(*landed, fingerprint(meta.digest)))
 
     def apply_own_commit(self, meta: FileMeta) -> None:
         """Take in a commit that this handle has just created and whose records are on trial."""
@@ -318,8 +326,8 @@ class LogView:
         begin = 0
         try:
             if stored is not None:
-                begin = stored[0]
-                fold.load(*stored[1])
+                begin, payloads = stored
+                load_fold(fold, payloads)
             for records in self._records_of(kind, begin):
                 fold.apply(records)
         except UNREADABLE as error:
@@ -347,9 +355,10 @@ class LogView:
                     yield to_records(topic, rows, kind.columns, store_ms)
 
 
-def missing(error: NotFoundError) -> CorruptDataError:
-    """The error of a log that lacks a file which its newest mark, or the chain, needs."""
-    return CorruptDataError("a file that the log needs is missing; restore it", **error.context)
+def _is_plain(meta: FileMeta) -> bool:
+    """Whether a commit may be folded together with others: it is small and says nothing to the log's own folds."""
+    doc = meta.doc
+    return is_small(meta) and "app" not in doc and "apps" not in doc and CORE_TOPICS.isdisjoint(doc["topics"])
 
 
 def check_link(meta: FileMeta, before: Link | LogState, broker: str) -> Link:

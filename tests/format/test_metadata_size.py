@@ -94,7 +94,7 @@ def python_calls(path: str, content: bytes, queues: Queues) -> int:
         meta = parse(path, content, len(content))
         runs = meta.runs
         runs.first_rows()
-        queues.number(runs, [-1])
+        queues.number(runs)
         assert len(meta.bases) == len(runs.rows)
     finally:
         sys.setprofile(None)

@@ -409,16 +409,16 @@ def send(who):
     counts[who] = number
 
 def storm():
-    ready.wait()
+    while not ready:
+        time.sleep(0.001)
     main = threading.main_thread().ident
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(draw.random() * 0.004)
         signal.pthread_kill(main, signal.SIGINT)
-        hits.append(1)
     over.set()
 
-hits, ready = [], threading.Event()
+ready = False  # no event: an interrupt within its `set` would leave it locked
 others = [threading.Thread(target=send, args=(f"t{n}",)) for n in range(3)]
 for thread in others:
     thread.start()
@@ -426,18 +426,19 @@ stormer = threading.Thread(target=storm)
 stormer.start()
 number = interrupts = 0
 batch = None
-while True:
+while not over.is_set():
     try:
-        if not ready.is_set():  # an interrupt within `set` would leave the event locked
-            ready.set()  # whoever is interrupted from here on catches it
-        if over.is_set():
-            break
-        if batch is None:
-            batch = message(f"main-{number}")
-        log.append(batch)
-        number, batch = number + 1, None
-    except (KeyboardInterrupt, OutcomeUnknownError) as error:
-        interrupts += isinstance(error, KeyboardInterrupt)
+        try:
+            ready = True  # whoever is interrupted from here on catches it
+            while not over.is_set():
+                if batch is None:
+                    batch = message(f"main-{number}")
+                log.append(batch)
+                number, batch = number + 1, None
+        except (KeyboardInterrupt, OutcomeUnknownError) as error:
+            interrupts += isinstance(error, KeyboardInterrupt)
+    except KeyboardInterrupt:  # the next one came while the one before was caught
+        interrupts += 1
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 stormer.join()
 if batch is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from counters import Counters, adding, value_of
 from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 
 from rmq_spark import Message, Producer, Store
@@ -25,8 +26,9 @@ from rmq_spark.errors import (
     UnavailableError,
     UnsupportedVersionError,
 )
-from rmq_spark.log import file_encoder, file_layout, verify_files
+from rmq_spark.log import file_encoder, file_layout, files, verify_files
 from rmq_spark.log import roll as roll_module
+from rmq_spark.log import view as view_module
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.core_folds import RowFiles, SinkBatches, Truncations
@@ -85,7 +87,7 @@ def plant(log: CommitLog, rows: PreparedRows, /, **changed: Any) -> str:
         "seq": state.offset,
         "handle": "planted",
         "flush": "sync",
-        "base": pack(state.queues.number(rows.runs, rows.parts)),
+        "base": pack(state.queues.number(rows.runs)),
         **changed,
     }
     path = paths.commit(ROOT, state.offset)
@@ -169,6 +171,21 @@ class TestStateMessages:
             open_log(log.storage, folds=FOLDS)
         assert [(finding.path, finding.first) for finding in damage(log.storage)] == [(path, 2)]
 
+    def test_records_before_one_in_the_log_are_folded_once(self) -> None:
+        log = open_log(folds=[Counters])
+        for number in range(5):
+            log.append(adding("a", number))
+        end = log.refresh().state.offset
+        path = plant(log, prepare(message("x", topic=Counters.topics[0], body=b"not json"), 1 << 18))
+        view = LogView(log.files, BROKER, [Counters])
+        view.load_floor()
+        for _ in range(2):
+            with pytest.raises(CorruptDataError, match=f"offset={end}"):
+                view.walk()
+            assert (view.state.offset, value_of(view.state, "a")) == (end, 10)
+        found = verify(log.storage, ROOT, BROKER, folds=[Counters]).findings
+        assert [(finding.path, finding.first) for finding in found] == [(path, end)]
+
     def test_they_never_go_into_row_files(self) -> None:
         log = filled(count=1)
         body = json.dumps({"group": "g", "topic": "t", "offsets": {"0": 1}}).encode()
@@ -196,7 +213,7 @@ class TestRowFiles:
         meta = verify(log.storage, ROOT, BROKER)
         assert meta.ok and sorted(ids(open_log(log.storage))) == ["after", "r0", "r1", "r2", "r3"]
         prepared = prepare_references(log.storage, ROOT, [replace(file, rows=1, bytes=7, runs=9)])
-        assert prepared.doc["files"] == [[file.name, file.digest, 4, file.bytes, 2]] and prepared.parts == [2]
+        assert prepared.doc["files"] == [[file.name, file.digest, 4, file.bytes, 2]]
 
     def test_the_same_file_twice_is_refused(self) -> None:
         log = open_log()
@@ -274,7 +291,7 @@ class TestOrderOfDeletion:
 
 class TestVerifyBesideOthers:
     def test_a_roll_meanwhile_is_no_damage(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(verify_files, "AHEAD_FILES", 1)  # else all commits are in memory by then
+        monkeypatch.setattr(view_module, "JOINED_COMMITS", 1)  # else all commits are in memory by then
         log = filled()
         rolled: list[int] = []
 
@@ -294,8 +311,8 @@ class TestVerifyBesideOthers:
         def progress(done: int, total: int) -> None:
             if done == 2:
                 runs.append(done)
-                mark = roll_module.Mark(epoch=len(runs))
-                roll_module.write_mark(log.storage, ROOT, mark, roll_module.Mark(), f"n{len(runs)}")
+                previous = roll_module.Mark(epoch=len(runs) - 1)
+                roll_module.write_mark(log.storage, ROOT, roll_module.Mark(), previous, f"n{len(runs)}")
 
         assert not verify(log.storage, ROOT, BROKER, progress).ok
         assert 1 < len(runs) < 10
@@ -304,9 +321,9 @@ class TestVerifyBesideOthers:
         log = filled(count=2)
 
         class Growing(Wrapped):
-            def read(self, path: str) -> bytes:
+            def read_tail(self, path: str, length: int) -> tuple[bytes, int]:
                 try:
-                    return super().read(path)
+                    return super().read_tail(path, length)
                 except NotFoundError:
                     if path == paths.commit(ROOT, 2):
                         log.append(message("late"))
@@ -318,11 +335,11 @@ class TestVerifyBesideOthers:
         assert report.ok and report.log_end == 4
 
     @pytest.mark.parametrize("ahead", [1, 3, 128])
-    def test_files_are_read_ahead_and_each_once(self, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(verify_files, "AHEAD_FILES", ahead)
-        monkeypatch.setattr(verify_files, "SMALL_BYTES", 20_000)
+    def test_commits_are_read_ahead_and_each_once(self, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(files, "NEAR_COMMITS", 0)
+        monkeypatch.setattr(files, "AHEAD_COMMITS", ahead)
         log = filled(count=5)
-        log.append(message("large", body=bytes(50_000)))
+        log.append(message("large", body=bytes(100_000)))
         log.append(message("last"))
         calls: list[list[str]] = []
 
@@ -331,12 +348,10 @@ class TestVerifyBesideOthers:
                 calls.append(list(paths))
                 return super().read_tails(paths, length)
 
-        storage = Noting(log.storage)
-        report = verify(storage, ROOT, BROKER)
+        report = verify(Noting(log.storage), ROOT, BROKER)
         assert report.ok and report.commits == 7
-        names = [paths.commit(ROOT, number) for number in (0, 1, 2, 3, 4, 6)]
-        assert [name for call in calls for name in call] == names
-        assert max(map(len, calls)) == min(ahead, 6)
+        assert [name for call in calls for name in call] == [paths.commit(ROOT, number) for number in range(7)]
+        assert max(map(len, calls)) == min(ahead, 7)
 
 
 class TestVerifyLooksDeeper:
@@ -361,7 +376,7 @@ class TestVerifyLooksDeeper:
         floor_snapshot = roll_module.floor_snapshot
 
         def wrong(log: CommitLog, view: LogView) -> SnapshotRef:
-            view.state.queues.advance(prepare(message("x"), 1 << 18).runs, [-1])
+            view.state.queues.advance(prepare(message("x"), 1 << 18).runs)
             return floor_snapshot(log, view)
 
         monkeypatch.setattr(roll_module, "floor_snapshot", wrong)
@@ -443,8 +458,8 @@ class TestVerifyLooksDeeper:
 
     def test_block_bounds_that_would_hide_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=3)
-        bounds = roll_module._bounds
-        monkeypatch.setattr(roll_module, "_bounds", lambda batches: bounds(batches) + np.array([1, 0, 0, 0]))
+        bounds = roll_module.block_bounds
+        monkeypatch.setattr(roll_module, "block_bounds", lambda block: bounds(block) + np.array([1, 0, 0, 0]))
         roll(log)
         assert ["bounds" in finding.problem for finding in damage(log.storage)] == [True]
 
@@ -506,7 +521,7 @@ class TestVerifySnapshots:
     def test_one_that_differs_from_the_log_is_damage(self, floor: bool) -> None:
         log = filled(count=3)
         wrong, _ = LogState.load(log.refresh().state.dump())
-        wrong.queues.advance(prepare(message("x"), 1 << 18).runs, [-1])
+        wrong.queues.advance(prepare(message("x"), 1 << 18).runs)
         if floor:
             roll(log)
         path = write_snapshot(log.storage, ROOT, wrong, "5" * 32)

@@ -113,7 +113,7 @@ def test_an_interrupt_within_the_fold_makes_the_handle_load_anew(monkeypatch: An
     def interrupted(self: LogState, meta: Any, *records: Any) -> None:
         monkeypatch.setattr(LogState, whose, original)
         if where == "queues":
-            self.queues.advance((meta[0] if whose == "apply" else meta).runs, [-1])
+            self.queues.advance((meta[0] if whose == "apply" else meta).runs)
         else:
             original(self, meta, *records)
             del (

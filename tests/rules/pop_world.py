@@ -51,7 +51,7 @@ class PopWorld:
     def expire(self, first: int, topic: str = TOPIC) -> None:
         """Retention takes the messages before `first`."""
         older = LogState().queues
-        older.advance(_runs(topic, 0, first), [-1])
+        older.advance(_runs(topic, 0, first))
         self.state.queues.raise_starts(older)
 
     def _message(self, topic: str, queue: int, msg_id: str, tags: str | None) -> StoredMessage:
@@ -63,7 +63,7 @@ class PopWorld:
     def _append(self, message: StoredMessage) -> None:
         mine = self.queues.setdefault((message.topic, message.queue_id), [])
         mine.append(replace(message, queue_offset=len(mine), store_ms=self.now_ms))
-        self.state.queues.advance(_runs(message.topic, message.queue_id, 1), [-1])
+        self.state.queues.advance(_runs(message.topic, message.queue_id, 1))
 
     # ------------------------------------------------------------ decisions
 
