@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -18,8 +17,6 @@ class RowReorderer:
     """Takes rows of a batch in another order, a part at a time. Each column is inspected once, at the start."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        self.nbytes = sum(_copied_bytes(column) for column in batch.columns)
-        """Approximate bytes of all rows once they are copied."""
         self._schema = batch.schema
         self._columns = [_taker(column) for column in batch.columns]
 
@@ -28,13 +25,11 @@ class RowReorderer:
         return pa.RecordBatch.from_arrays([take(order) for take in self._columns], schema=self._schema)
 
 
-def _copied_bytes(column: pa.Array) -> int:
-    """Bytes of a column once its rows are copied. Bytes beneath a null are not copied."""
-    if column.null_count in (0, len(column)):
-        return int(column.nbytes)
-    if pa.types.is_string(column.type):
-        return 4 * len(column) + int(pc.sum(pc.binary_length(column)).as_py())
-    return int(column.drop_null().nbytes)
+def copied_bytes(batch: pa.RecordBatch) -> int:
+    """Approximate bytes of all rows once they are copied: what lies beneath nulls is not."""
+    some_nulls = range(1, batch.num_rows)
+    rows = [column.drop_null() if column.null_count in some_nulls else column for column in batch.columns]
+    return sum(int(column.nbytes) for column in rows)
 
 
 def _taker(column: pa.Array) -> Callable[[I64], pa.Array]:

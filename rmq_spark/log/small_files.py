@@ -32,7 +32,7 @@ def decode_small_files(
         InvalidRequestError: the files have over 2 GB.
     """
     version = file_layout.VERSION if version is None else version
-    schema, head = file_layout.SCHEMAS[version][kind], file_layout.head(version, kind)[0]
+    schema, head = file_layout.SCHEMAS[version][kind], file_layout.head(version, kind)
     messages = [file_layout.schema_message(version, kind)]
     for number, data in enumerate(files):
         if not data.startswith(head):
