@@ -231,6 +231,8 @@ def _inner_end(weights: I64, at: int, last: int, run_bytes: int, steps: I64 | No
 
 def queue_offsets(runs: Runs, bases: I64) -> I64:
     """Queue offset of each row in file order."""
+    if len(bases) == 1:  # several times faster, and most appends are one message
+        return np.arange(bases[0], bases[0] + runs.rows[0])
     return np.repeat(bases - runs.first_rows(), runs.rows) + np.arange(int(runs.rows.sum()))
 
 

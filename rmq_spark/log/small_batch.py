@@ -44,61 +44,62 @@ def _template() -> tuple[bytes, ipc_file.HeaderLayout]:
     return message[: layout.size], layout
 
 
-class _Body:
-    """Buffers one after the other, each padded to eight bytes."""
+class _Columns:
+    """What a record batch message says of its columns, and their buffers."""
 
     def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.places: list[int] = []
         self.nodes: list[int] = []
-        self.size = 0
+        """Per column: rows, and how many of them are null."""
+        self.buffers: list[bytes] = []
 
     def texts(self, values: Sequence[bytes | None]) -> None:
         """A string or binary column."""
         nulls = values.count(None)
         plain = [value or b"" for value in values]
-        self._add(len(values), nulls, _validity(values) if nulls else b"", _offsets(plain), b"".join(plain))
+        self.nodes += (len(values), nulls)
+        self.buffers += (_validity(values) if nulls else b"", _offsets(plain), b"".join(plain))
 
     def numbers(self, values: Sequence[int], code: str) -> None:
         """An integer or timestamp column without nulls."""
-        self._add(len(values), 0, b"", struct.pack(f"<{len(values)}{code}", *values))
+        self.nodes += (len(values), 0)
+        self.buffers += (b"", struct.pack(f"<{len(values)}{code}", *values))
 
     def maps(self, values: Sequence[Sequence[tuple[str, str]]]) -> None:
         """The column of properties: offsets, then the entries as a struct of two string columns."""
         pairs = [pair for value in values for pair in value]
-        self._add(len(values), 0, b"", _offsets(values))
-        self._add(len(pairs), 0, b"")
+        self.nodes += (len(values), 0, len(pairs), 0)
+        self.buffers += (b"", _offsets(values), b"")
         self.texts([key.encode() for key, _ in pairs])
         self.texts([value.encode() for _, value in pairs])
-
-    def _add(self, length: int, nulls: int, *buffers: bytes) -> None:
-        self.nodes += (length, nulls)
-        for data in buffers:
-            size = len(data)
-            self.places += (self.size, size)
-            self.parts += (data, _PADDING[size & 7])
-            self.size += size + 7 & -8
 
 
 def to_message(rows: list[Row]) -> bytes:
     """The encapsulated record batch message of `rows`, whose values are in the order of `schema.ROWS`."""
-    body = _Body()
+    columns = _Columns()
     for kind, values in zip(_KINDS, zip(*rows, strict=True), strict=True):
         if kind == "text":
-            body.texts([None if value is None else value.encode() for value in values])
+            columns.texts([None if value is None else value.encode() for value in values])
         elif kind == "bytes":
-            body.texts(values)
+            columns.texts(values)
         elif kind == "map":
-            body.maps(values)
+            columns.maps(values)
         else:
-            body.numbers(values, kind)
+            columns.numbers(values, kind)
     template, layout = _template()
     head = bytearray(template)
-    struct.pack_into("<q", head, layout.body_length_at, body.size)
+    parts: list[bytes | bytearray] = [head]
+    places: list[int] = []
+    at = 0
+    for data in columns.buffers:
+        size = len(data)
+        places += (at, size)
+        parts += (data, _PADDING[size & 7])
+        at += size + 7 & -8
+    struct.pack_into("<q", head, layout.body_length_at, at)
     struct.pack_into("<q", head, layout.length_at, len(rows))
-    struct.pack_into(f"<{len(body.nodes)}q", head, layout.nodes_at, *body.nodes)
-    struct.pack_into(f"<{len(body.places)}q", head, layout.buffers_at, *body.places)
-    return b"".join([head, *body.parts])
+    struct.pack_into(f"<{len(columns.nodes)}q", head, layout.nodes_at, *columns.nodes)
+    struct.pack_into(f"<{len(places)}q", head, layout.buffers_at, *places)
+    return b"".join(parts)
 
 
 def _offsets(values: Sequence[Sized]) -> bytes:
