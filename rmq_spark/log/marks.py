@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log import file_encoder, file_layout
+from rmq_spark.log.arrow_columns import column_of
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.queues import Queues
 from rmq_spark.storage import paths
@@ -132,7 +133,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
     Raises:
         ExistsError: somebody else made a mark of this number; nothing was changed.
     """
-    columns = {
+    columns: dict[str, list[Any]] = {
         "name": [segment.name for segment in mark.segments],
         "first": [segment.first for segment in mark.segments],
         "end": [segment.end for segment in mark.segments],
@@ -142,7 +143,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
         "digest": [segment.digest for segment in mark.segments],
     }
     schema = file_layout.MARK_SCHEMA
-    batch = pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+    batch = pa.RecordBatch.from_arrays([column_of(columns[field.name], field.type) for field in schema], schema=schema)
     doc = {
         "epoch": mark.epoch,
         "floor": mark.floor,

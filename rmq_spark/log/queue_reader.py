@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from rmq_spark.errors import DataExpiredError, NotFoundError
 from rmq_spark.log import scan, schema
+from rmq_spark.log.arrow_columns import booleans, integers_of
 from rmq_spark.log.files import LogFiles, read_planned
 from rmq_spark.log.marks import SegmentRef
 from rmq_spark.log.small_commits import is_small, queue_rows
@@ -124,7 +125,7 @@ def read_queue(
             _skip_segments(log.files, planned, segments, (topic, queue), (offset, high))
         batches = list(scan.read_plan(log.files, log.broker, planned))
         rows = pa.concat_batches(batches) if batches else schema.no_messages(needed)
-        at = rows.column("commitOffset").to_numpy(zero_copy_only=False)
+        at = integers_of(rows.column("commitOffset"))
         return QueueRead(rows.select(list(names)), high, int(at[-1]) + 1 if len(at) else place, end)
 
     return read_planned(log, plan, read)
@@ -158,7 +159,7 @@ def _read_tail(
     begin = rows.column("queueOffset")[0].as_py()
     rows = rows.slice(bounds[0] - begin, high - bounds[0])
     if wanted.predicate is not None:
-        rows = rows.filter(pa.array(wanted.predicate(rows.select(list(wanted.columns)))))
+        rows = rows.filter(booleans(wanted.predicate(rows.select(list(wanted.columns)))))
     return rows, high, end
 
 

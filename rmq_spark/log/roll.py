@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, InvalidRequestError, NotFoundError
 from rmq_spark.log import file_encoder, scan, schema
 from rmq_spark.log.announce import past_announcements
+from rmq_spark.log.arrow_columns import integers_of
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, newest_mark, write_mark
 from rmq_spark.log.rows import cut, describe
@@ -258,7 +259,7 @@ def _read_rows(log: CommitLog, view: LogView, chunk: _Chunk) -> pa.RecordBatch:
 
 
 def _bases(batch: pa.RecordBatch, first_rows: I64) -> I64:
-    return np.asarray(batch.column("queueOffset").to_numpy(zero_copy_only=False)[first_rows], np.int64)
+    return np.asarray(integers_of(batch.column("queueOffset"))[first_rows], np.int64)
 
 
 def _bounds(batches: list[pa.RecordBatch]) -> I64:

@@ -326,8 +326,8 @@ def check_described(meta: FileMeta, batch: pa.RecordBatch, first_row: int) -> No
 
 def tags_listed(runs: Runs, tags: pa.StringArray, first_row: int) -> bool:
     """Whether the run index lists the codes of these rows' tags (`first_row` on), each for its run."""
-    encoded = pc.fill_null(tags, "").dictionary_encode()
-    codes = java_hash.java_hashes(encoded.dictionary).astype(np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
+    encoded = tags.dictionary_encode("encode")
+    codes = java_hash.java_hashes(encoded.dictionary).astype(np.int64)[integers_of(encoded.indices)]
     rows = np.arange(first_row, first_row + len(tags))
     run = np.searchsorted(runs.first_rows(), rows, "right") - 1
     low, high = int(run[0]), int(run[-1]) + 1

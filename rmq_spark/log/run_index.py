@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.log import schema
-from rmq_spark.log.arrow_columns import RowReorderer, is_constant
+from rmq_spark.log.arrow_columns import RowReorderer, integers_of, is_constant
 from rmq_spark.log.schema import Row
 from rmq_spark.log.tag_codes import TAGS_PER_RUN_MAX, tag_codes
 from rmq_spark.model.java_hash import java_hash
@@ -91,7 +91,7 @@ def find_order(batch: pa.RecordBatch) -> RowOrder:
         none = np.empty(0, np.int32)
         return RowOrder([], none, none, none, None)
     topics, topic = _sorted_dictionary(batch.column("topic"))
-    queue = batch.column("queueId").to_numpy(zero_copy_only=False)
+    queue = integers_of(batch.column("queueId"))
     if len(topics) == 1 and queue[0] == queue[-1] and (queue == queue[0]).all():
         return RowOrder(topics, _ZERO, queue[:1].copy(), np.array([count], np.int32), None)
     # With one topic, which most batches have, the queue alone tells rows apart.
@@ -157,7 +157,7 @@ def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
         return [column[0].as_py()], _ZERO  # broadcasts to arrays of any length
     encoded = column.dictionary_encode()
     values = encoded.dictionary.to_pylist()
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    codes = integers_of(encoded.indices)
     order = sorted(range(len(values)), key=values.__getitem__)
     rank = np.empty(len(values), np.int32)
     rank[order] = np.arange(len(values), dtype=np.int32)

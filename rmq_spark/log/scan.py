@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError, NotFoundError
 from rmq_spark.log import bloom, schema
-from rmq_spark.log.arrow_columns import integers, repeated
+from rmq_spark.log.arrow_columns import booleans, booleans_of, column_of, integers, integers_of, repeated
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.files import LogFiles
@@ -114,20 +114,20 @@ def _small_rows(files: LogFiles, broker: str, planned: Plan, group: list[Source]
     stats.bytes_read += sum(meta.size for meta in metas)
     whole = join_rows(metas, broker)
     stats.rows_read += whole.num_rows
-    rows = whole.filter(pa.array(_matching(planned, whole)))
+    rows = whole.filter(booleans(_matching(planned, whole)))
     return rows.select(list(planned.query.columns or schema.MESSAGE.names))
 
 
 def _matching(planned: Plan, batch: pa.RecordBatch) -> BOOL:
     """Which rows of whole messages match the query."""
     query = planned.query
-    topic, queue = batch.column("topic"), batch.column("queueId").to_numpy(zero_copy_only=False)
-    offset = batch.column("queueOffset").to_numpy(zero_copy_only=False)
+    topic, queue = batch.column("topic"), integers_of(batch.column("queueId"))
+    offset = integers_of(batch.column("queueOffset"))
     mask = np.ones(len(batch), np.bool_)
     if query.queues is not None:
         mask &= np.isin(queue, list(query.queues))
     if query.topics is not None:
-        mask &= _bools(pc.is_in(topic, pa.array(sorted(query.topics), pa.string())))
+        mask &= booleans_of(pc.is_in(topic, column_of(sorted(query.topics), pa.string())))
     if query.ranges is not None:
         mask &= _within(topic, queue, offset, planned.bounds, inside=True)
     if planned.starts:
@@ -143,12 +143,12 @@ def _with_values(planned: Plan, batch: pa.RecordBatch, mask: BOOL, low: int, hig
     """
     query, names = planned.query, batch.schema.names
     if "commitOffset" in names:
-        commit = batch.column("commitOffset").to_numpy(zero_copy_only=False)
+        commit = integers_of(batch.column("commitOffset"))
         mask &= (commit >= low) & (commit < (high if high is not None else 1 << 62))
         if query.offsets is not None:
             mask &= query.wants_any(commit, commit + 1)
     if "storeTimestamp" in names:
-        times = batch.column("storeTimestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
+        times = integers_of(batch.column("storeTimestamp"))
         if query.from_ms is not None:
             mask &= times >= query.from_ms
         if query.to_ms is not None:
@@ -156,10 +156,10 @@ def _with_values(planned: Plan, batch: pa.RecordBatch, mask: BOOL, low: int, hig
     if query.keys:
         mask &= np.logical_or.reduce([_has_key(batch.column("keys"), key) for key in query.keys])
     if query.msg_id is not None:
-        mask &= _bools(pc.equal(batch.column("msgId"), query.msg_id))
+        mask &= booleans_of(pc.equal(batch.column("msgId"), query.msg_id))
     if query.predicate is not None and mask.any():
         rows = batch.select(list(query.predicate_columns))
-        mask[mask] = np.asarray(query.predicate(rows if mask.all() else rows.filter(pa.array(mask))), np.bool_)
+        mask[mask] = np.asarray(query.predicate(rows if mask.all() else rows.filter(booleans(mask))), np.bool_)
     return mask
 
 
@@ -169,7 +169,7 @@ def _within(
     """Which rows lie within their queue's bounds; queues that have none are `not inside`."""
     mask = np.full(len(queue), not inside, np.bool_)
     for name, (lows, highs) in bounds.items():
-        mine = np.flatnonzero(_bools(pc.equal(topic, name)) & (queue < len(lows)))
+        mine = np.flatnonzero(booleans_of(pc.equal(topic, name)) & (queue < len(lows)))
         at = queue[mine]
         mask[mine] = (offset[mine] >= lows[at]) & (offset[mine] < highs[at])
     return mask
@@ -483,8 +483,4 @@ def _has_key(keys: pa.StringArray, key: str) -> BOOL:
     if pc.any(pc.match_substring(keys, " ")).as_py():
         padded = pc.binary_join_element_wise("", keys, "", " ")
         matches = pc.or_kleene(matches, pc.match_substring(padded, f" {key} "))
-    return _bools(matches)
-
-
-def _bools(values: pa.BooleanArray) -> BOOL:
-    return np.asarray(pc.fill_null(values, False).to_numpy(zero_copy_only=False), np.bool_)
+    return booleans_of(matches)
