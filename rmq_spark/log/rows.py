@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -151,14 +151,29 @@ def describe(batch: pa.RecordBatch, runs: Runs) -> dict[str, Any]:
 
 
 def _described(runs: Runs, ids: Sequence[str], keys: bytes) -> dict[str, Any]:
+    rows = runs.rows
+    packed = _packed_one(runs.queue.item(), runs.tag_codes.item()) if len(rows) == 1 == rows[0] else _packed(runs)
     return {
         "topics": runs.topics,
-        "runs": pack(np.concatenate([runs.topic, runs.queue, runs.rows])),
-        "tagn": pack(runs.tag_counts),
-        "tags": pack(runs.tag_codes),
+        **packed,
         "bloom": binascii.b2a_base64(keys, newline=False).decode(),
         "ids": list(ids),
     }
+
+
+def _packed(runs: Runs) -> dict[str, str]:
+    return {
+        "runs": pack(np.concatenate([runs.topic, runs.queue, runs.rows])),
+        "tagn": pack(runs.tag_counts),
+        "tags": pack(runs.tag_codes),
+    }
+
+
+@lru_cache(4096)
+def _packed_one(queue: int, tag_code: int) -> dict[str, str]:
+    """`_packed` of one message, which is the most common commit."""
+    zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+    return _packed(Runs([], zero, np.array([queue], np.int32), one, one, np.array([tag_code], np.int32)))
 
 
 def cut(
