@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -18,73 +17,45 @@ class RowReorderer:
     """Takes rows of a batch in another order, a part at a time. Each column is inspected once, at the start."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        self.nbytes = sum(_copied_bytes(column) for column in batch.columns)
-        """Approximate bytes of all rows once they are copied."""
-        self._schema = batch.schema
-        self._columns = [_taker(column) for column in batch.columns]
+        self._batch = batch
+        self._uniform = [_is_uniform(column) for column in batch.columns]
 
     def take(self, order: I64) -> pa.RecordBatch:
         """The rows with these numbers, in this order."""
-        return pa.RecordBatch.from_arrays([take(order) for take in self._columns], schema=self._schema)
+        numbers = integers(order)
+        columns = [
+            column.slice(0, len(order)) if uniform else column.take(numbers)  # many columns have only one value
+            for column, uniform in zip(self._batch.columns, self._uniform, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._batch.schema)
 
 
-def _copied_bytes(column: pa.Array) -> int:
-    """Bytes of a column once its rows are copied. Bytes beneath a null are not copied."""
-    if column.null_count in (0, len(column)):
-        return int(column.nbytes)
-    if pa.types.is_string(column.type):
-        return 4 * len(column) + int(pc.sum(pc.binary_length(column)).as_py())
-    return int(column.drop_null().nbytes)
-
-
-def _taker(column: pa.Array) -> Callable[[I64], pa.Array]:
-    """The fastest function that takes rows of this column."""
-    if _is_uniform(column):  # many columns have only one value
-        return lambda order: column.slice(0, len(order))
-    if column.null_count == 0 and pa.types.is_primitive(column.type):
-        return _numbers_taker(column)
-    return _equal_widths_taker(column) or (lambda order: column.take(pa.array(order)))
-
-
-def _numbers_taker(column: pa.Array) -> Callable[[I64], pa.Array]:
-    values = integers_of(column)
-
-    return lambda order: pa.Array.from_buffers(column.type, len(order), [None, _gathered(values, order)], 0)
-
-
-def _equal_widths_taker(column: pa.Array) -> Callable[[I64], pa.Array] | None:
-    """Takes rows of a text or binary column whose values all have the same length; None for any other column.
-
-    numpy copies items of one size several times faster than Arrow copies values of any size.
-    """
-    if column.null_count or not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
-        return None
-    offsets = offsets_of(column)
-    begin, width = int(offsets[0]), equal_width(offsets)
-    if not width:
-        return None
-    values = np.frombuffer(column.buffers()[2], f"V{width}", len(column), begin)
-    ends = pa.py_buffer(offsets - np.int32(begin))  # the same in any order
-
-    def take(order: I64) -> pa.Array:
-        buffers = [None, ends.slice(0, 4 * len(order) + 4), _gathered(values, order)]
-        return pa.Array.from_buffers(column.type, len(order), buffers, 0)
-
-    return take
-
-
-def _gathered(values: npt.NDArray[Any], order: I64) -> pa.Buffer:
-    # Memory from Arrow's pool, which keeps freed memory. Large numpy arrays make malloc return memory to the system
-    # after each append, and the page faults of getting it again cost more than the copy.
-    # A mode other than "raise" writes to `out` directly.
-    target = pa.allocate_buffer(values.itemsize * len(order))
-    values.take(order, out=np.frombuffer(target, values.dtype), mode="clip")
-    return target
+def copied_bytes(batch: pa.RecordBatch) -> int:
+    """Approximate bytes of all rows once they are copied: what lies beneath nulls is not."""
+    some_nulls = range(1, batch.num_rows)
+    rows = [column.drop_null() if column.null_count in some_nulls else column for column in batch.columns]
+    return sum(int(column.nbytes) for column in rows)
 
 
 def integers(values: npt.NDArray[Any]) -> pa.Array:
     """As `pa.array` of integers, which would import pandas first, if installed, for a quarter of a second."""
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)], 0)
+
+
+def booleans(values: npt.NDArray[np.bool_]) -> pa.BooleanArray:
+    """As `pa.array` of truth values, without importing pandas."""
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))])
+
+
+def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """As `pa.array` of texts, binaries, integers or times without nulls, and as `integers` without pandas."""
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        data = [value.encode() if isinstance(value, str) else value for value in values]
+        ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(data))]
+    else:
+        buffers = [None, pa.py_buffer(np.array(values, f"i{kind.bit_width // 8}"))]
+    return pa.Array.from_buffers(kind, len(values), buffers, 0)
 
 
 def repeated(text: str, count: int) -> pa.StringArray:
@@ -110,14 +81,6 @@ def has_byte(column: pa.Array, byte: str) -> bool:
     return bool((bytes_of(column) == ord(byte)).any())
 
 
-def equal_width(offsets: I32) -> int:
-    """The length of all values; 0 if they differ, or are empty."""
-    width = int(offsets[1] - offsets[0])
-    if int(offsets[-1] - offsets[0]) != width * (len(offsets) - 1) or np.any(offsets[1:] - offsets[:-1] != width):
-        return 0
-    return width
-
-
 def _is_uniform(column: pa.Array) -> bool:
     if column.null_count:
         return bool(column.null_count == len(column))
@@ -133,21 +96,32 @@ def _is_uniform(column: pa.Array) -> bool:
 
 
 def integers_of(column: pa.Array) -> npt.NDArray[Any]:
-    """A column of integers or times as an array; the value at a null is arbitrary."""
+    """A column of integers or times as an array; the value at a null is arbitrary.
+
+    Arrow's own `to_numpy` imports pandas first, if it is installed, for half a second.
+    """
     values = np.frombuffer(column.buffers()[1] or b"", f"i{column.type.bit_width // 8}")
     return values[column.offset : column.offset + len(column)]
+
+
+def booleans_of(column: pa.BooleanArray) -> npt.NDArray[np.bool_]:
+    """A column of truth values as an array; a null is False. As `integers_of`, without pandas."""
+
+    def bits(buffer: pa.Buffer | None) -> npt.NDArray[np.bool_]:
+        unpacked = np.unpackbits(np.frombuffer(buffer or b"", np.uint8), bitorder="little")
+        return unpacked[column.offset : column.offset + len(column)].view(np.bool_)
+
+    validity, values = column.buffers()
+    return bits(values) & bits(validity) if column.null_count else bits(values)
 
 
 def is_constant(column: pa.StringArray) -> bool:
     """Whether all values are equal; several times faster than a dictionary, and most batches have one topic."""
     if column.null_count:
         return False
-    offsets = offsets_of(column)
+    offsets, data = offsets_of(column), bytes_of(column)
     width = int(offsets[1] - offsets[0])
-    data = memoryview(column.buffers()[2] or b"")[int(offsets[0]) : int(offsets[-1])]
-    if data[:width] != data[-width:]:  # most columns that differ at all differ here, and cost no pass
+    # Most columns that differ at all differ at their ends, and cost no pass.
+    if len(data) != width * len(column) or (data[:width] != data[len(data) - width :]).any():
         return False
-    if not equal_width(offsets):
-        return False
-    same = np.frombuffer(data, np.uint8)
-    return bool((same[width:] == same[:-width]).all())  # each value equals the one before it
+    return bool((np.diff(offsets) == width).all() and (data[width:] == data[: len(data) - width]).all())

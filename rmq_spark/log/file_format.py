@@ -21,7 +21,6 @@ import binascii
 import hashlib
 import json
 import struct
-import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,13 +34,12 @@ import pyarrow as pa
 from rmq_spark.errors import CorruptDataError, UnsupportedVersionError
 from rmq_spark.log import file_layout, ipc_file
 from rmq_spark.log.checksum import crc32
-from rmq_spark.log.file_layout import CRC_MARK, CRC_ZEROS
+from rmq_spark.log.file_layout import CRC_ZEROS
 from rmq_spark.log.run_index import Runs
 
 TAIL_BYTES: Final = 64 * 1024
 """How much is read of a file to learn its metadata; smaller files are read as a whole by that."""
 
-_DECODER: Final = json.JSONDecoder()
 _EOS_BYTES: Final = len(ipc_file.END_OF_STREAM)
 
 U32 = npt.NDArray[np.uint32]
@@ -52,9 +50,7 @@ U32 = npt.NDArray[np.uint32]
 
 def pack(values: npt.NDArray[Any]) -> str:
     """Return an integer array as text: base64 of its little-endian bytes, shuffled and deflated if large."""
-    if sys.byteorder != "little" or values.dtype.byteorder == ">":
-        values = values.astype(values.dtype.newbyteorder("<"))
-    data = values.tobytes()
+    data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
     if len(data) <= 256:
         return "r" + binascii.b2a_base64(data, newline=False).decode()
     # Byte-shuffling puts the mostly-zero high bytes together: 10,000 runs shrink tenfold.
@@ -101,8 +97,6 @@ class FileMeta:
         self.rows: int = doc["rows"]
         self.whole: bytes | None = None
         """The file's bytes, when it was small enough to be read together with its tail."""
-        self.only_block: file_layout.Place | None = None
-        """Where the only block of a file with one lies, if its tail has the layout of `file_layout`."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -206,10 +200,9 @@ def parse(path: str, tail: bytes, size: int) -> FileMeta:
     if footer + 16 > len(tail):  # Arrow's reader wants the opening magic's six bytes in front of the footer
         raise NeedMoreError(footer + 16)
     data_end = size - 10 - footer - _EOS_BYTES
-    fields = file_layout.match_tail(tail, len(tail) - size + data_end)
-    if fields is not None:  # then the columns are those of the format, byte by byte
-        meta = FileMeta(path, _document(path, fields.text, fields.digest), fields.digest.decode(), size, data_end)
-        meta.only_block = fields.places[0] if fields.places else None
+    known = file_layout.match_tail(tail, len(tail) - size + data_end)
+    if known is not None:  # then the columns are those of the format, byte by byte
+        meta = FileMeta(path, _document(path, *known), known[1].decode(), size, data_end)
     else:
         meta = _parse_arrow_footer(path, tail, size, data_end)
     if len(tail) == size:
@@ -273,7 +266,7 @@ def _check_outside(meta: FileMeta, data: bytes) -> None:
         begin = int(meta.block_starts[0]) if len(meta.block_starts) else end
     if not 16 <= begin <= end <= len(data):
         raise meta.corrupt("block table does not fit the file")
-    at = data.rfind(CRC_MARK) + len(CRC_MARK)
+    at = file_layout.crc_at(data)
     if at < end:
         raise meta.corrupt("the file check-sum's mark is missing")
     crc = crc32(CRC_ZEROS, crc32(view[end:at], crc32(view[:begin])))
@@ -302,7 +295,7 @@ def _document(path: str, text: bytes, digest: bytes) -> dict[str, Any]:
     """The metadata document, checked against its digest; its version is known."""
     if digest != hashlib.blake2b(text, digest_size=16).hexdigest().encode():
         raise CorruptDataError("metadata check-sum is wrong", file=path)
-    doc: dict[str, Any] = _DECODER.decode(text.decode())
+    doc: dict[str, Any] = json.loads(text.decode())
     if doc.get("v") not in file_layout.SCHEMAS:
         raise UnsupportedVersionError(
             "file has another format version; upgrade rmq-spark",

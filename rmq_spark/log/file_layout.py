@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from rmq_spark.log import ipc_file
 from rmq_spark.log import schema as columns
-from rmq_spark.log.checksum import crc32
 
 VERSION: Final = 2
 """Format version of the files that are written."""
@@ -85,10 +84,9 @@ def schema_message(version: int, kind: str) -> bytes:
 
 
 @cache
-def head(version: int, kind: str) -> tuple[bytes, int]:
-    """How every file of a version and kind begins, and the CRC-32 of that."""
-    data = ipc_file.HEAD + schema_message(version, kind)
-    return data, crc32(data)
+def head(version: int, kind: str) -> bytes:
+    """How every file of a version and kind begins."""
+    return ipc_file.HEAD + schema_message(version, kind)
 
 
 def padded(document: bytes) -> bytes:
@@ -97,7 +95,7 @@ def padded(document: bytes) -> bytes:
     return document + b" " * (-len(document) % step)
 
 
-def make_tail(version: int, kind: str, text: bytes, digest: str, places: list[Place]) -> bytearray:
+def make_tail(version: int, kind: str, text: bytes, digest: bytes, places: list[Place]) -> bytearray:
     """What follows the blocks, with zeros for the digits of the CRC.
 
     Args:
@@ -111,23 +109,15 @@ def make_tail(version: int, kind: str, text: bytes, digest: str, places: list[Pl
         return bytearray(_built_tail(version, kind, text, digest, places))
     template = _template(version, kind, len(text), len(places))
     tail = bytearray(template.tail)
-    template.fill(tail, text, digest.encode(), places)
+    tail[template.text_at : template.text_at + len(text)] = text
+    tail[template.digest_at : template.digest_at + DIGEST_DIGITS] = digest
+    for place in places:
+        ipc_file.BLOCK.pack_into(tail, _PLACE_AT, *place)
     return tail
 
 
-class TailFields(NamedTuple):
-    """The fields of a tail; all its other bytes are those of the format."""
-
-    version: int
-    kind: str
-    text: bytes
-    """The metadata document."""
-    digest: bytes
-    places: list[Place]
-
-
-def match_tail(data: bytes, start: int) -> TailFields | None:
-    """Return the fields of the tail that starts at `start` of `data` and goes to its end.
+def match_tail(data: bytes, start: int) -> tuple[bytes, bytes] | None:
+    """Return the document and the digest in the tail that starts at `start` of `data` and goes to its end.
 
     Returns None unless every byte outside the fields is what `make_tail` writes: a tail with several blocks or a long
     document, one that another version of pyarrow laid out, a damaged or a foreign one. Parse those as Arrow.
@@ -141,47 +131,36 @@ def match_tail(data: bytes, start: int) -> TailFields | None:
     if kind not in SCHEMAS.get(version, ()) or blocks > 1 or length > _TEMPLATE_DOC_MAX or length % _DOC_STEP:
         return None
     template = _template(version, kind, length, blocks)
-    if text_at != start + template.text_at or len(data) != start + len(template.tail):
+    if len(data) != start + len(template.tail):
         return None
-    text = data[text_at : text_at + length]
-    digest_at = start + template.digest_at
+    text, digest_at = data[text_at : text_at + length], start + template.digest_at
     digest = data[digest_at : digest_at + DIGEST_DIGITS]
     places: list[Place] = [ipc_file.BLOCK.unpack_from(data, start + _PLACE_AT)] if blocks else []
-    for at, piece in template.fixed:
-        if not data.startswith(piece, start + at):
-            return None
-    return TailFields(version, kind, text, digest, places)
+    digits_at = crc_at(data)
+    without_crc = data[start:digits_at] + CRC_ZEROS + data[digits_at + len(CRC_ZEROS) :]
+    return (text, digest) if without_crc == make_tail(version, kind, text, digest, places) else None
+
+
+def crc_at(data: bytes | bytearray) -> int:
+    """Where the digits of the CRC stand in a file or its tail; below the mark's length if there is none."""
+    return data.rfind(CRC_MARK) + len(CRC_MARK)
 
 
 class _Template(NamedTuple):
     tail: bytes
     text_at: int
     digest_at: int
-    fixed: list[tuple[int, bytes]]
-    """What stands between the fields, and where."""
-
-    def fill(self, tail: bytearray, text: bytes, digest: bytes, places: list[Place]) -> None:
-        """Write the fields into `tail`, a copy of this template."""
-        tail[self.text_at : self.text_at + len(text)] = text
-        tail[self.digest_at : self.digest_at + DIGEST_DIGITS] = digest
-        for place in places:
-            ipc_file.BLOCK.pack_into(tail, _PLACE_AT, *place)
 
 
 @lru_cache(128)
 def _template(version: int, kind: str, length: int, blocks: int) -> _Template:
     """The tail of files with a document of `length` bytes and none or one block."""
-    text, digest = b"\x03" * length, "\x04" * DIGEST_DIGITS
+    text, digest = b"\x03" * length, b"\x04" * DIGEST_DIGITS
     tail = _built_tail(version, kind, text, digest, [(0, 0, 0)] * blocks)
-    text_at, digest_at = tail.index(text), tail.index(digest.encode())
-    crc_at = tail.rfind(CRC_MARK) + len(CRC_MARK)
-    lengths = {_PLACE_AT: blocks * ipc_file.BLOCK.size, text_at: length, digest_at: DIGEST_DIGITS, crc_at: 8}
-    starts = [0, *(at + lengths[at] for at in sorted(lengths))]
-    fixed = [(low, tail[low:high]) for low, high in zip(starts, [*sorted(lengths), len(tail)], strict=True)]
-    return _Template(tail, text_at, digest_at, fixed)
+    return _Template(tail, tail.index(text), tail.index(digest))
 
 
-def _built_tail(version: int, kind: str, text: bytes, digest: str, places: list[Place]) -> bytes:
+def _built_tail(version: int, kind: str, text: bytes, digest: bytes, places: list[Place]) -> bytes:
     metadata = {"rmq.doc": text, "rmq.digest": digest, "rmq.file": CRC_MARK + CRC_ZEROS}
     schema = SCHEMAS[version][kind].with_metadata(metadata)
-    return ipc_file.END_OF_STREAM + ipc_file.frame(ipc_file.footer(schema.serialize(), places))
+    return ipc_file.tail(schema.serialize().to_pybytes(), places)

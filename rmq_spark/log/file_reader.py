@@ -21,7 +21,7 @@ from rmq_spark.log.file_format import (
     check_whole,
     parse,
 )
-from rmq_spark.log.file_layout import column_places, newest_schema
+from rmq_spark.log.file_layout import column_places, head, newest_schema
 from rmq_spark.storage.base import Storage
 
 I64 = npt.NDArray[np.int64]
@@ -168,11 +168,11 @@ class FileReader:
                 raise meta.corrupt("file changed while it was read")
         self.bytes_read += len(data)
         try:
-            if meta.only_block is None:
+            start = len(head(meta.doc["v"], meta.kind))
+            if data.startswith(head(meta.doc["v"], meta.kind)):
+                batch = pa.ipc.read_record_batch(pa.py_buffer(data).slice(start, meta.data_end - start), self._schema)
+            else:  # laid out by another version of pyarrow
                 batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
-            else:
-                start, header, body = meta.only_block
-                batch = pa.ipc.read_record_batch(pa.py_buffer(data).slice(start, header + body), self._schema)
         except (pa.ArrowException, IndexError, OSError, ValueError) as error:
             raise meta.corrupt("rows cannot be parsed", reason=str(error)) from error
         if batch.num_rows != meta.rows:

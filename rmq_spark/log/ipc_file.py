@@ -38,9 +38,9 @@ BLOCKS_START: Final = _VECTOR_AT + 4
 """Where the first block's place stands in a footer."""
 
 
-def schema_table(message: pa.Buffer) -> int:
-    """Where the `Schema` table stands in an encapsulated schema message's flatbuffer (which begins at byte 8)."""
-    return _header(memoryview(message)[8:])
+def header_size(message: memoryview | bytes) -> int:
+    """The length of an encapsulated message's header; the body begins there."""
+    return 8 + int(struct.unpack_from("<i", message, 4)[0])
 
 
 def nodes_and_buffers(message: pa.Buffer | memoryview) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -113,7 +113,7 @@ def header_layout(message: pa.Buffer | memoryview | bytes) -> HeaderLayout:
     nodes_at, nodes = _vector(view, _field(view, batch, 1))
     buffers_at, buffers = _vector(view, _field(view, batch, 2))
     return HeaderLayout(
-        size=8 + struct.unpack_from("<i", message, 4)[0],
+        size=header_size(message),
         body_length_at=8 + _field(view, table, 3),
         length_at=8 + _field(view, batch, 0),
         nodes_at=8 + nodes_at + 4,
@@ -142,10 +142,10 @@ def _header(view: memoryview) -> int:
     return int(header + struct.unpack_from("<I", view, header)[0])
 
 
-def footer(schema_message: pa.Buffer, blocks: Sequence[tuple[int, int, int]]) -> bytes:
-    """The footer of a file whose record batches are at `blocks`: (offset, metadata length, body length)."""
+def tail(schema_message: bytes, blocks: Sequence[tuple[int, int, int]]) -> bytes:
+    """What follows the record batches, which are at `blocks`: (offset, metadata length, body length)."""
     embedded_at = BLOCKS_START + BLOCK.size * len(blocks)
-    schema_at = embedded_at + schema_table(schema_message)
+    schema_at = embedded_at + _header(memoryview(schema_message)[8:])
     table = _ROOT_AT
     fixed = _FIXED.pack(
         table,
@@ -161,12 +161,6 @@ def footer(schema_message: pa.Buffer, blocks: Sequence[tuple[int, int, int]]) ->
         schema_at - (table + _SCHEMA_AT),
         _VECTOR_AT - (table + _BLOCKS_AT),
     )
-    parts = [fixed, struct.pack("<I", len(blocks))]
-    parts += [BLOCK.pack(*block) for block in blocks]
-    parts.append(schema_message.to_pybytes()[8:])
-    return b"".join(parts)
-
-
-def frame(footer_bytes: bytes) -> bytes:
-    """The footer with what follows it in a file: its length and the magic."""
-    return footer_bytes + struct.pack("<i", len(footer_bytes)) + MAGIC
+    places = [BLOCK.pack(*block) for block in blocks]
+    footer = b"".join([fixed, struct.pack("<I", len(blocks)), *places, schema_message[8:]])
+    return END_OF_STREAM + footer + struct.pack("<i", len(footer)) + MAGIC

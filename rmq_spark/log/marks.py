@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError
 from rmq_spark.log import file_encoder, file_layout
+from rmq_spark.log.arrow_columns import column_of
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.queues import Queues
 from rmq_spark.storage import paths
@@ -129,7 +130,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
     mark = replace(mark, epoch=previous.epoch + 1)
     schema = file_layout.MARK_SCHEMA
     columns = zip(*mark.segments, strict=True) if mark.segments else [()] * len(schema)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    arrays = [column_of(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     doc = {
         "epoch": mark.epoch,

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
+from rmq_spark.log.arrow_columns import integers
 from rmq_spark.log.property_sizes import property_sizes, text_sizes
 from rmq_spark.log.schema import Row
 from rmq_spark.model import limits, names
@@ -23,6 +24,7 @@ BODY: Final = schema.ROWS.get_field_index("body")
 
 # A copy of a message may have more properties than its sender gave it.
 _PROPERTIES_BYTES_MAX: Final = limits.PROPERTIES_BYTES_MAX + limits.ENGINE_PROPERTIES_BYTES_MAX
+_NEVER_NULL: Final = ("topic", "queueId", "msgId", "body")
 _STRUCT: Final = pa.struct(list(schema.ROWS))
 
 
@@ -32,11 +34,12 @@ class MessageBatch:
     Appending the same object again after `OutcomeUnknownError` lands once.
     """
 
-    __slots__ = ("_rows", "_table")
+    __slots__ = ("_table", "rows")
 
     def __init__(self, rows: list[Row] | None = None, table: pa.Table | None = None) -> None:
-        self._rows = rows
-        self._table = table
+        self.rows = rows
+        """The messages as Python rows; None for a batch of Arrow columns."""
+        self._table: pa.Table = table
 
     @classmethod
     def of(
@@ -103,13 +106,13 @@ class MessageBatch:
         for field in schema.ROWS:
             if field.name in table.column_names:
                 columns.append(_cast(table.column(field.name), field))
-            elif field.name in ("topic", "queueId", "msgId", "body"):
+            elif field.name in (*_NEVER_NULL, "bornTimestamp"):
                 raise InvalidRequestError("required column is missing", column=field.name)
             else:
                 columns.append(_default(field, table.num_rows))
-        batch = cls(table=pa.Table.from_arrays(columns, schema=schema.ROWS))
-        batch._check()
-        return batch
+        whole = pa.Table.from_arrays(columns, schema=schema.ROWS)
+        _check_table(whole)
+        return cls(table=whole)
 
     @classmethod
     def merge(cls, batches: Sequence[MessageBatch]) -> MessageBatch:
@@ -123,72 +126,42 @@ class MessageBatch:
     @property
     def num_rows(self) -> int:
         """How many messages there are."""
-        return len(self._rows) if self._rows is not None else int(self._arrow().num_rows)
+        return len(self.rows) if self.rows is not None else int(self._table.num_rows)
 
     @property
     def body_bytes(self) -> int:
         """Approximate size in bytes, for the limits of a group commit."""
-        if self._rows is not None:
-            return sum(len(row[BODY]) for row in self._rows)
-        return int(self._arrow().nbytes)
-
-    @property
-    def rows(self) -> list[Row] | None:
-        """The messages as Python rows; None for a batch of Arrow columns."""
-        return self._rows
+        if self.rows is not None:
+            return sum(len(row[BODY]) for row in self.rows)
+        return int(self._table.nbytes)
 
     def topics(self) -> list[str]:
         """The distinct topics of its messages."""
-        if self._rows is not None:
-            return list(dict.fromkeys(row[0] for row in self._rows))
-        topics: list[str] = pc.unique(self._arrow().column("topic")).to_pylist()
+        if self.rows is not None:
+            return list(dict.fromkeys(row[0] for row in self.rows))
+        topics: list[str] = pc.unique(self._table.column("topic")).to_pylist()
         return topics
 
     def record_batch(self) -> pa.RecordBatch:
-        """The rows as one record batch of `schema.ROWS`."""
-        if self._rows is not None:
-            return to_record_batch(self._rows)
-        batches = self._arrow().combine_chunks().to_batches()
-        if not batches:
-            return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema.ROWS], schema=schema.ROWS)
+        """The rows, of which there is at least one, as one record batch of `schema.ROWS`."""
+        if self.rows is not None:
+            return to_record_batch(self.rows)
+        batches = self._table.combine_chunks().to_batches()
         if len(batches) > 1:
             raise InvalidRequestError("batch has over 2 GB in one column; append it in parts")
         return batches[0]
 
-    def _arrow(self) -> pa.Table:
-        return self._table
-
     def table(self) -> pa.Table:
         """The rows as a table of `schema.ROWS`."""
-        return self._table if self._table is not None else pa.Table.from_batches([self.record_batch()])
-
-    def _check(self) -> None:
-        """Refuse rows that RocketMQ would refuse, naming the first bad one."""
-        table = self.table()
-        if table.num_rows == 0:
-            return
-        for name in ("topic", "queueId", "msgId", "body"):
-            _refuse(table, pc.is_null(table[name]), f"{name} is null")
-        for topic in pc.unique(table["topic"]).to_pylist():
-            names.check_topic(topic)
-            if topic in names.STATE_TOPICS:
-                raise InvalidRequestError("state messages are appended one by one, not as a table", topic=topic)
-        _refuse(table, pc.less(table["queueId"], 0), "queueId is negative")
-        _refuse(table, pc.greater_equal(table["queueId"], names.QUEUES_MAX), "queueId is over 65535")
-        _refuse(table, pc.greater(pc.binary_length(table["body"]), limits.BODY_BYTES_MAX), limits.BODY_TOO_LARGE)
-        sizes = _property_bytes(table)
-        if sizes is not None:
-            _refuse(table, pc.greater(sizes, limits.PROPERTIES_BYTES_MAX), limits.PROPERTIES_TOO_LARGE)
+        return self._table if self.rows is None else pa.Table.from_batches([to_record_batch(self.rows)])
 
 
-@lru_cache(4096)
-def _is_topic(name: str) -> bool:
-    return bool(names.check_topic(name))
+_check_topic = lru_cache(4096)(names.check_topic)
 
 
 def _check_row(row: MessageRow) -> None:
     topic, queue_id, msg_id, body = row.topic, row.queue_id, row.msg_id, row.body
-    _is_topic(topic)
+    _check_topic(topic)
     if not 0 <= queue_id < names.QUEUES_MAX:
         raise InvalidRequestError("queueId is 0 to 65535", topic=topic, queueId=queue_id)
     if not isinstance(body, bytes) or len(body) > limits.BODY_BYTES_MAX:
@@ -213,13 +186,11 @@ def to_record_batch(rows: list[Row]) -> pa.RecordBatch:
 
 
 def _default(field: pa.Field, count: int) -> pa.Array:
-    if field.name == "properties":
-        empty = pa.array([], pa.string())
-        return pa.MapArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), empty, empty)
-    if pa.types.is_integer(field.type):
-        return pa.array(np.zeros(count, np.int32))
-    if pa.types.is_timestamp(field.type):
-        raise InvalidRequestError("required column is missing", column=field.name)
+    if field.type == schema.PROPERTIES:
+        empty = pa.nulls(0, pa.string())
+        return pa.MapArray.from_arrays(integers(np.zeros(count + 1, np.int32)), empty, empty)
+    if field.type == pa.int32():
+        return integers(np.zeros(count, np.int32))
     return pa.nulls(count, field.type)
 
 
@@ -234,20 +205,32 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
         ) from error
 
 
-def _refuse(table: pa.Table, bad: pa.ChunkedArray, problem: str) -> None:
-    bad = pc.fill_null(bad, True)
-    if pc.any(bad).as_py():
-        row = pc.index(bad, True).as_py()
-        shown = table.select(["topic", "queueId", "msgId", "tags", "keys"]).slice(row, 1).to_pylist()[0]
-        raise InvalidRequestError(problem, row=row, **shown)
+def _check_table(table: pa.Table) -> None:
+    """Refuse rows that RocketMQ would refuse, naming the first bad one."""
+
+    def refuse(bad: pa.ChunkedArray, problem: str) -> None:
+        if pc.any(bad).as_py():
+            row = pc.index(bad, True).as_py()
+            shown = table.select(["topic", "queueId", "msgId", "tags", "keys"]).slice(row, 1).to_pylist()[0]
+            raise InvalidRequestError(problem, row=row, **shown)
+
+    for name in _NEVER_NULL:
+        refuse(pc.is_null(table[name]), f"{name} is null")
+    for topic in pc.unique(table["topic"]).to_pylist():
+        names.check_topic(topic)
+        if topic in names.STATE_TOPICS:
+            raise InvalidRequestError("state messages are appended one by one, not as a table", topic=topic)
+    refuse(pc.less(table["queueId"], 0), "queueId is negative")
+    refuse(pc.greater_equal(table["queueId"], names.QUEUES_MAX), "queueId is over 65535")
+    refuse(pc.greater(pc.binary_length(table["body"]), limits.BODY_BYTES_MAX), limits.BODY_TOO_LARGE)
+    if table.nbytes >= limits.PROPERTIES_BYTES_MAX:  # else no row's can be too large
+        refuse(pc.greater(_property_bytes(table), limits.PROPERTIES_BYTES_MAX), limits.PROPERTIES_TOO_LARGE)
 
 
-def _property_bytes(table: pa.Table) -> pa.Array | None:
-    """Bytes of each row's property string as RocketMQ would encode it; None when surely small."""
-    if table.nbytes < limits.PROPERTIES_BYTES_MAX:
-        return None
+def _property_bytes(table: pa.Table) -> pa.Array:
+    """Bytes of each row's property string as RocketMQ would encode it."""
     sizes = np.concatenate([property_sizes(chunk) for chunk in table["properties"].chunks])
     for name, column in ((TAGS, "tags"), (KEYS, "keys")):
         texts = np.concatenate([text_sizes(chunk) for chunk in table[column].chunks])
         sizes += texts + (texts > 0) * (len(name) + limits.PAIR_MARKS_BYTES)
-    return pa.chunked_array([pa.array(sizes)])
+    return integers(sizes)

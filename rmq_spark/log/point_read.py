@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError
 from rmq_spark.log import schema
-from rmq_spark.log.arrow_columns import integers
+from rmq_spark.log.arrow_columns import integers, integers_of
 from rmq_spark.log.scan_plan import Query, ScanStats
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def fetch_messages(
     query = Query(offsets=np.unique(places.commit), ranges=ranges or None, columns=needed, skip_expired=True)
     batches = list(log.scan(query, stats))
     messages = pa.concat_batches(batches) if batches else schema.no_messages(needed)
-    held = messages.column("commitOffset").to_numpy(zero_copy_only=False)
+    held = integers_of(messages.column("commitOffset"))
     order = np.argsort(held)
     at = np.searchsorted(held, places.commit, sorter=order)
     found = at < len(held)

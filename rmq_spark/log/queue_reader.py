@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from rmq_spark.errors import DataExpiredError, NotFoundError
 from rmq_spark.log import scan, schema
+from rmq_spark.log.arrow_columns import booleans
 from rmq_spark.log.files import read_planned
 from rmq_spark.log.marks import SegmentRef
 from rmq_spark.log.small_commits import is_small, queue_rows
@@ -173,6 +174,6 @@ def _read_tail(
             rows = queue_rows(metas, log.broker, topic, queue)
             rows = rows.slice(bounds[0] - rows.column("queueOffset")[0].as_py(), high - bounds[0])
             if wanted.predicate is not None:
-                rows = rows.filter(pa.array(wanted.predicate(rows.select(list(wanted.columns)))))
+                rows = rows.filter(booleans(wanted.predicate(rows.select(list(wanted.columns)))))
             return rows, high, end
     return None

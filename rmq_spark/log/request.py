@@ -70,7 +70,7 @@ class Offsets:
     """What each row of a commit was given, worked out when somebody asks: whoever sends batches seldom does."""
 
     def __init__(self, rows: PreparedRows, first: int, bases: I64) -> None:
-        self._rows = rows.rows
+        self._rows = rows.blocks.rows
         self._runs = rows.runs
         self._order = rows.order
         self._first = first

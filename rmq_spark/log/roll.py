@@ -25,6 +25,7 @@ import pyarrow as pa
 from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, InvalidRequestError, NotFoundError
 from rmq_spark.log import file_encoder, scan, schema
 from rmq_spark.log.announce import past_announcements
+from rmq_spark.log.arrow_columns import integers_of
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, is_overtaken, write_mark
 from rmq_spark.log.rows import cut, describe
@@ -205,7 +206,7 @@ def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk) -> SegmentRef:
         "ts": int(bounds[:, 3].max()),
         "prev": _digest_at(log, view, chunk.first),
         "last": _digest_at(log, view, chunk.end),
-        "base": pack(batch.column("queueOffset").to_numpy()[runs.first_rows()]),
+        "base": pack(integers_of(batch.column("queueOffset"))[runs.first_rows()]),
         "bounds": pack(bounds),
         "nonce": nonce,
     }
@@ -239,7 +240,7 @@ def _read_rows(log: CommitLog, view: LogView, chunk: _Chunk) -> pa.RecordBatch:
 
 def block_bounds(block: pa.RecordBatch) -> list[int]:
     """Of one block of a segment: least and greatest commitOffset, least and greatest storeTimestamp."""
-    columns = block.column("commitOffset").to_numpy(), block.column("storeTimestamp").cast(pa.int64()).to_numpy()
+    columns = integers_of(block.column("commitOffset")), integers_of(block.column("storeTimestamp"))
     return [int(bound) for column in columns for bound in (column.min(), column.max())]
 
 

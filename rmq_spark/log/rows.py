@@ -7,13 +7,12 @@ Spark tasks write long before their commit, are prepared in the same way.
 from __future__ import annotations
 
 import binascii
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import groupby, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +21,8 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import bloom, schema
-from rmq_spark.log.arrow_columns import RowReorderer, equal_width, offsets_of
-from rmq_spark.log.file_encoder import SMALL_BYTES, Blocks, Encoded, Part, make_blocks, make_part, one_block
+from rmq_spark.log.arrow_columns import RowReorderer, copied_bytes, integers_of, offsets_of
+from rmq_spark.log.file_encoder import SMALL_BYTES, Blocks, Encoded, make_blocks, make_part, one_block
 from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.message_batch import MessageBatch, to_record_batch
@@ -35,6 +34,8 @@ from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
 I64 = npt.NDArray[np.int64]
+S = TypeVar("S")
+T = TypeVar("T")
 
 RUN_BLOCKS: Final = 8
 """A block within one run may be this many times larger than the target, which is for blocks of several runs."""
@@ -68,7 +69,6 @@ class PreparedRows(NamedTuple):
     """Original row of each sorted row; None when nothing moved."""
     doc: dict[str, Any]
     """The entries of the metadata document that do not depend on the place."""
-    rows: int
 
 
 def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> PreparedRows:
@@ -90,7 +90,7 @@ def prepare(batch: MessageBatch, block_bytes: int, kind: str = "commit") -> Prep
         blocks = _reordered_blocks(kind, record_batch, row_order.rows, row_order.order, block_bytes)
     runs = row_order.runs(record_batch.column("tags"))
     # Neither the range of ids nor the key filter depends on the order of rows.
-    return PreparedRows(blocks, runs, row_order.order, describe(record_batch, runs), batch.num_rows)
+    return PreparedRows(blocks, runs, row_order.order, describe(record_batch, runs))
 
 
 def _reordered_blocks(
@@ -100,50 +100,32 @@ def _reordered_blocks(
 
     With 100,000 rows in 10,000 queues that halves the time of a `sync` append (docs/decisions/0012).
     """
-    source = RowReorderer(batch)
-    edges = block_edges(batch, run_rows, block_bytes, reordered=(source.nbytes, order))
-    rows_per_part: int = -(-batch.num_rows // max(1, source.nbytes // PART_BYTES))
+    edges = block_edges(batch, run_rows, block_bytes, order=order)
+    source, size = RowReorderer(batch), copied_bytes(batch)
+    rows_per_part: int = -(-batch.num_rows // max(1, size // PART_BYTES))
 
-    def part_number(index: int) -> int:
-        """The part that a block belongs to. The first part is half as large: the disk waits for it."""
-        return (edges[index] + rows_per_part // 2) // rows_per_part
+    def batches_of(part: list[tuple[int, int]]) -> list[pa.RecordBatch]:
+        """The blocks of a part, given where they begin and end, with their rows in the new order."""
+        first, end = part[0][0], part[-1][1]
+        rows = source.take(order[first:end])
+        return [rows.slice(low - first, high - low) for low, high in part]
 
-    groups = [list(group) for _, group in groupby(range(len(edges) - 1), key=part_number)]
-    if len(groups) == 1:
-        return make_blocks(kind, _reordered(source, order, edges))
-    parts = _in_background(
-        [partial(_reordered_part, kind, source, order, edges[group[0] : group[-1] + 2]) for group in groups]
-    )
-    return Blocks(kind, parts, batch.num_rows, source.nbytes)
+    parts = [list(part) for _, part in groupby(pairwise(edges), key=lambda block: block[0] // rows_per_part)]
+    if len(parts) == 1:
+        return make_blocks(kind, batches_of(parts[0]))
+    made = _in_background(lambda part: make_part(kind, batches_of(part)), parts)
+    return Blocks(kind, made, batch.num_rows, size)
 
 
-def _in_background(tasks: Sequence[Callable[[], Part]]) -> list[Callable[[], Part]]:
-    """Start the tasks in a worker thread, one after the other. Each returned function waits for its result.
-
-    A caller that needs a result before the worker has begun with it runs the task itself: always the first one. The
-    thread ends with the last task; starting one takes a hundredth of what these tasks take.
-    """
+def _in_background(make: Callable[[S], T], items: Sequence[S]) -> list[Callable[[], T]]:
+    """Start to make something of each item, in a worker thread. Each returned function waits for its result."""
     pool = ThreadPoolExecutor(1, "rmq-reorder")
     try:
-        futures = [pool.submit(task) for task in tasks[1:]]
+        futures = [pool.submit(make, item) for item in items]
     except RuntimeError:  # the interpreter is exiting, or the system starts no more threads
-        return [cache(task) for task in tasks]
+        return [cache(partial(make, item)) for item in items]
     pool.shutdown(wait=False)
-
-    def result(task: Callable[[], Part], future: Future[Part]) -> Part:
-        return task() if future.cancel() else future.result()
-
-    return [cache(tasks[0]), *(cache(partial(result, *pair)) for pair in zip(tasks[1:], futures, strict=True))]
-
-
-def _reordered_part(kind: str, source: RowReorderer, order: I64, edges: list[int]) -> Part:
-    return make_part(kind, _reordered(source, order, edges))
-
-
-def _reordered(source: RowReorderer, order: I64, edges: list[int]) -> list[pa.RecordBatch]:
-    """The blocks between these edges, their rows copied in the new order."""
-    first = edges[0]
-    return slices(source.take(order[first : edges[-1]]), [edge - first for edge in edges])
+    return [future.result for future in futures]
 
 
 def _prepare_few(unsorted: list[Row], block_bytes: int, kind: str) -> PreparedRows:
@@ -157,7 +139,7 @@ def _prepare_few(unsorted: list[Row], block_bytes: int, kind: str) -> PreparedRo
         blocks = one_block(kind, message, len(rows))
     else:
         blocks = make_blocks(kind, cut(to_record_batch(rows), runs.rows, block_bytes))
-    return PreparedRows(blocks, runs, order, doc, len(rows))
+    return PreparedRows(blocks, runs, order, doc)
 
 
 def describe(batch: pa.RecordBatch, runs: Runs) -> dict[str, Any]:
@@ -196,12 +178,8 @@ def cut(
     batch: pa.RecordBatch, run_rows: npt.NDArray[np.int32], block_bytes: int, run_bytes: int | None = None
 ) -> list[pa.RecordBatch]:
     """Cut sorted rows into blocks, where `block_edges` says."""
-    return slices(batch, block_edges(batch, run_rows, block_bytes, run_bytes))
-
-
-def slices(batch: pa.RecordBatch, edges: list[int]) -> list[pa.RecordBatch]:
-    """The rows between each edge and the next."""
-    return [batch] if len(edges) == 2 else [batch.slice(low, high - low) for low, high in pairwise(edges)]
+    edges = block_edges(batch, run_rows, block_bytes, run_bytes)
+    return [batch.slice(low, high - low) for low, high in pairwise(edges)]
 
 
 def block_edges(
@@ -209,44 +187,32 @@ def block_edges(
     run_rows: npt.NDArray[np.int32],
     block_bytes: int,
     run_bytes: int | None = None,
-    *,
-    reordered: tuple[int, I64] | None = None,
+    order: I64 | None = None,
 ) -> list[int]:
     """Where to cut rows into blocks of about `block_bytes`, between runs where that is possible: 0, ..., all rows.
 
-    A run that is larger than `run_bytes`, by default a few blocks, is cut inside; smaller runs share a block. For rows
-    that are not sorted yet, `reordered` is their size once they are, and their order.
+    A run that is larger than `run_bytes`, by default a few blocks, is cut inside; smaller runs share a block. Rows that
+    are not sorted yet are going to be in `order`.
     """
     run_bytes = run_bytes or RUN_BLOCKS * block_bytes
-    count = batch.num_rows
+    count, total = batch.num_rows, copied_bytes(batch)
     # A last part that is much smaller than the others is not worth a block; but blocks of a segment follow its times.
     steps = _time_steps(batch)
     most = run_bytes if steps is not None else run_bytes + run_bytes // 4
-    enough = block_bytes if len(run_rows) > 1 else most
-    # First what the buffers hold, which is known at once; a slice of them may be less, which has to be counted.
-    if count == 1 or batch.get_total_buffer_size() <= enough:
+    if total <= (block_bytes if len(run_rows) > 1 else most):
         return [0, count]
-    total = batch.nbytes if reordered is None else reordered[0]
-    if total <= enough:
-        return [0, count]
-    offsets = offsets_of(batch.column("body"))
-    if reordered is not None and not equal_width(offsets):
-        offsets = np.concatenate((offsets[:1], offsets[0] + np.cumsum(np.diff(offsets)[reordered[1]])))
-    spare = max(1, (int(total) - int(offsets[-1] - offsets[0])) // count)
-
-    def weight(row: int) -> int:
-        """What lies before a row: its body's offset, and an equal share of the other columns."""
-        before: int = offsets[row].item() + spare * row
-        return before
-
-    ends = np.cumsum(run_rows, dtype=np.int64)
-    end_weights = offsets[ends] + spare * ends
+    sizes = np.diff(offsets_of(batch.column("body")))
+    # The other columns are taken for equal shares.
+    sizes += max(1, (total - int(sizes.sum())) // count)
+    weights = np.concatenate(([0], np.cumsum(sizes if order is None else sizes[order], dtype=np.int64)))
+    run_ends = np.cumsum(run_rows)
+    end_weights = weights[run_ends]
     edges = [0]
     while (at := edges[-1]) < count:
-        begin = weight(at)
-        end = int(ends[min(int(end_weights.searchsorted(begin + block_bytes)), len(ends) - 1)])
-        if weight(end) - begin > most:
-            end = _inner_end(weight, at, end, run_bytes, steps)
+        run = int(end_weights.searchsorted(weights[at] + block_bytes))
+        end = int(run_ends[min(run, len(run_ends) - 1)])
+        if weights[end] - weights[at] > most:
+            end = _inner_end(weights, at, end, run_bytes, steps)
         edges.append(min(max(end, at + 1), count))
     return edges
 
@@ -255,32 +221,31 @@ def _time_steps(batch: pa.RecordBatch) -> I64 | None:
     """Rows of a segment before which the store time changes; None for files whose rows have no times of their own."""
     if "storeTimestamp" not in batch.schema.names:
         return None
-    times = batch.column("storeTimestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)
+    times = integers_of(batch.column("storeTimestamp"))
     return np.flatnonzero(times[1:] != times[:-1]) + 1
 
 
-def _inner_end(weight: Callable[[int], int], at: int, last: int, run_bytes: int, steps: I64 | None) -> int:
+def _inner_end(weights: I64, at: int, last: int, run_bytes: int, steps: I64 | None) -> int:
     """Where a block that begins with row `at` ends within its run, which ends before row `last`.
 
     Before a row with another time, if one is near enough; else in equal parts up to the next one. Then a slice of time
     that begins and ends with commits reads no row in vain.
     """
-    begin = weight(at)
-    rows = range(last + 1)
+    begin = weights[at]
     if steps is None:
-        return bisect_left(rows, begin + run_bytes, key=weight)
-    index = int(np.searchsorted(steps, bisect_right(rows, begin + run_bytes, key=weight) - 1, "right"))
-    if index and steps[index - 1] > at and weight(int(steps[index - 1])) - begin >= run_bytes // 2:
+        return int(weights.searchsorted(begin + run_bytes))
+    index = int(steps.searchsorted(weights.searchsorted(begin + run_bytes, "right") - 1, "right"))
+    if index and steps[index - 1] > at and weights[steps[index - 1]] - begin >= run_bytes // 2:
         return int(steps[index - 1])
     target = min(int(steps[index]), last) if index < len(steps) else last
-    stretch = weight(target) - begin
-    return bisect_left(rows, begin + stretch // -(-stretch // run_bytes), key=weight)
+    stretch = weights[target] - begin
+    return int(weights.searchsorted(begin + stretch // -(-stretch // run_bytes)))
 
 
 def queue_offsets(runs: Runs, bases: I64) -> I64:
     """Queue offset of each row in file order."""
-    if len(bases) == 1:
-        return np.arange(int(bases[0]), int(bases[0]) + int(runs.rows[0]), dtype=np.int64)
+    if len(bases) == 1:  # several times faster, and most appends are one message
+        return np.arange(bases[0], bases[0] + runs.rows[0])
     return np.repeat(bases - runs.first_rows(), runs.rows) + np.arange(int(runs.rows.sum()))
 
 
@@ -295,7 +260,7 @@ def write_row_file(storage: Storage, root: str, batch: MessageBatch, *, nonce: s
     encoded = Encoded(rows.blocks, {**rows.doc, "nonce": nonce})
     name = f"{nonce}.arrow"
     storage.create_if_absent(paths.data_file(root, name), encoded, durable=True)
-    return RowFile(name, encoded.tail.digest, rows.rows, encoded.tail.file_size, len(rows.runs.rows))
+    return RowFile(name, encoded.tail.digest, rows.blocks.rows, encoded.tail.file_size, len(rows.runs.rows))
 
 
 def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) -> PreparedRows:
@@ -329,8 +294,7 @@ def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) ->
         [file.name, meta.digest, meta.rows, meta.size, count]
         for file, meta, count in zip(files, metas, counts, strict=True)
     ]
-    empty = Blocks("commit", [], total, 0)
-    return PreparedRows(empty, runs, None, doc, total)
+    return PreparedRows(Blocks("commit", [], total, 0), runs, None, doc)
 
 
 def join_described(metas: Sequence[FileMeta]) -> tuple[Runs, list[str]]:
@@ -375,8 +339,8 @@ def check_described(meta: FileMeta, batch: pa.RecordBatch, first_row: int) -> No
 
 def tags_listed(runs: Runs, tags: pa.StringArray, first_row: int) -> bool:
     """Whether the run index lists the codes of these rows' tags (`first_row` on), each for its run."""
-    encoded = pc.fill_null(tags, "").dictionary_encode()
-    codes = java_hash.java_hashes(encoded.dictionary).astype(np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
+    encoded = tags.dictionary_encode("encode")
+    codes = java_hash.java_hashes(encoded.dictionary).astype(np.int64)[integers_of(encoded.indices)]
     rows = np.arange(first_row, first_row + len(tags))
     run = np.searchsorted(runs.first_rows(), rows, "right") - 1
     low, high = int(run[0]), int(run[-1]) + 1

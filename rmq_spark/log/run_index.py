@@ -162,7 +162,7 @@ def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
         return [column[0].as_py()], _ZERO  # broadcasts to arrays of any length
     encoded = column.dictionary_encode()
     values = encoded.dictionary.to_pylist()
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    codes = integers_of(encoded.indices)
     order = sorted(range(len(values)), key=values.__getitem__)
     rank = np.empty(len(values), np.int32)
     rank[order] = np.arange(len(values), dtype=np.int32)

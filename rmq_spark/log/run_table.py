@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmq_spark.log import scan
+from rmq_spark.log.arrow_columns import integers_of
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, blocks_with
@@ -135,7 +136,7 @@ class RunIndex:
             values = np.empty(int(starts[-1]), np.int64)
             blocks = np.flatnonzero(blocks_with(meta, first, last)).tolist()
             for block, batch in FileReader(self.log.storage, meta).read_blocks(blocks, ["commitOffset"]):
-                values[starts[block] : starts[block + 1]] = batch.column(0).to_numpy(zero_copy_only=False)
+                values[starts[block] : starts[block + 1]] = integers_of(batch.column(0))
         else:
             values = source.first + np.arange(meta.rows)
         return [values[low:high] for low, high in zip(first.tolist(), last.tolist(), strict=True)]

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError, NotFoundError
 from rmq_spark.log import bloom, schema
-from rmq_spark.log.arrow_columns import integers, integers_of, repeated
+from rmq_spark.log.arrow_columns import booleans, booleans_of, column_of, integers, integers_of, repeated
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, blocks_with
 from rmq_spark.log.files import LogFiles
@@ -153,7 +153,7 @@ def _small_rows(files: LogFiles, broker: str, planned: Plan, group: list[Source]
     mask = _in_queues(planned, whole)
     mask = _with_values(query, whole, mask, query.start, FAR if query.end is None else query.end)
     rows = whole.select(list(query.columns or schema.MESSAGE.names))
-    return rows if mask.all() else rows.filter(pa.array(mask))
+    return rows if mask.all() else rows.filter(booleans(mask))
 
 
 def _in_queues(planned: Plan, batch: pa.RecordBatch) -> BOOL:
@@ -162,12 +162,12 @@ def _in_queues(planned: Plan, batch: pa.RecordBatch) -> BOOL:
     queue, offset = (integers_of(batch.column(name)) for name in ("queueId", "queueOffset"))
     mask = np.full(len(batch), query.ranges is None, np.bool_)
     for name, (lows, highs) in planned.bounds.items():
-        mine = np.flatnonzero(_bools(pc.equal(topic, name)) & (queue < len(lows)))
+        mine = np.flatnonzero(booleans_of(pc.equal(topic, name)) & (queue < len(lows)))
         mask[mine] = (offset[mine] >= lows[queue[mine]]) & (offset[mine] < highs[queue[mine]])
     if query.queues is not None:
         mask &= np.isin(queue, list(query.queues))
     if query.topics is not None:
-        mask &= _bools(pc.is_in(topic, pa.array(sorted(query.topics), pa.string())))
+        mask &= booleans_of(pc.is_in(topic, column_of(sorted(query.topics), pa.string())))
     return mask
 
 
@@ -186,10 +186,10 @@ def _with_values(query: Query, batch: pa.RecordBatch, mask: BOOL, low: int, high
     if query.keys:
         mask &= np.logical_or.reduce([_has_key(batch.column("keys"), key) for key in query.keys])
     if query.msg_id is not None:
-        mask &= _bools(pc.equal(batch.column("msgId"), query.msg_id))
+        mask &= booleans_of(pc.equal(batch.column("msgId"), query.msg_id))
     if query.predicate is not None and mask.any():
         rows = batch.select(list(query.predicate_columns))
-        mask[mask] = np.asarray(query.predicate(rows if mask.all() else rows.filter(pa.array(mask))), np.bool_)
+        mask[mask] = np.asarray(query.predicate(rows if mask.all() else rows.filter(booleans(mask))), np.bool_)
     return mask
 
 
@@ -410,8 +410,4 @@ def _has_key(keys: pa.StringArray, key: str) -> BOOL:
     if pc.any(pc.match_substring(keys, " ")).as_py():
         padded = pc.binary_join_element_wise("", keys, "", " ")
         matches = pc.or_kleene(matches, pc.match_substring(padded, f" {key} "))
-    return _bools(matches)
-
-
-def _bools(values: pa.BooleanArray) -> BOOL:
-    return np.asarray(pc.fill_null(values, False).to_numpy(zero_copy_only=False), np.bool_)
+    return booleans_of(matches)

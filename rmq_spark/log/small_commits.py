@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError
 from rmq_spark.log import file_layout, ipc_file, schema
-from rmq_spark.log.arrow_columns import integers, repeated
+from rmq_spark.log.arrow_columns import booleans, integers, repeated
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.run_index import find_order
 
@@ -24,7 +24,7 @@ def is_small(meta: FileMeta) -> bool:
     """Whether a file came whole with its metadata, carries its rows itself, and begins as those that are written."""
     return (
         meta.whole is not None
-        and meta.whole.startswith(file_layout.head(file_layout.VERSION, meta.kind)[0])
+        and meta.whole.startswith(file_layout.head(file_layout.VERSION, meta.kind))
         and "blocks" not in meta.doc
         and "files" not in meta.doc
     )
@@ -37,7 +37,7 @@ def decode_small(metas: Sequence[FileMeta]) -> pa.RecordBatch:
         CorruptDataError: a file's rows cannot be parsed, or are not as many as it says.
     """
     kind = metas[0].kind
-    before = len(file_layout.head(file_layout.VERSION, kind)[0])
+    before = len(file_layout.head(file_layout.VERSION, kind))
     messages = [meta.whole[before : meta.data_end] for meta in metas if meta.whole is not None]
     stream = [file_layout.schema_message(file_layout.VERSION, kind), *messages, ipc_file.END_OF_STREAM]
     try:
@@ -79,7 +79,7 @@ def queue_rows(metas: Sequence[FileMeta], broker: str, topic: str, queue: int) -
     if all(len(meta.runs.rows) == 1 for meta in metas):
         return messages
     mine = np.concatenate([np.repeat(meta.runs.is_of_queue(topic, queue), meta.runs.rows) for meta in metas])
-    return messages.filter(pa.array(mine))
+    return messages.filter(booleans(mine))
 
 
 def _messages(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, NotFoundError, UnsupportedVersionError
 from rmq_spark.log import file_encoder, file_layout
+from rmq_spark.log.arrow_columns import column_of
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.fold import UNREADABLE, Fold
@@ -85,7 +86,7 @@ def _create(
     """Write a snapshot file; `last` is the first offset of the commit that it stands on, -1 for the floor."""
     core = json.loads(payloads["core"])
     batch = pa.RecordBatch.from_arrays(
-        [pa.array(list(payloads), pa.string()), pa.array(list(payloads.values()), pa.binary())],
+        [column_of(list(payloads), pa.string()), column_of(list(payloads.values()), pa.binary())],
         schema=file_layout.SNAPSHOT_SCHEMA,
     )
     doc = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from rmq_spark.log.arrow_columns import integers_of
 from rmq_spark.model import java_hash
 
 I32 = npt.NDArray[np.int32]
@@ -19,69 +19,42 @@ TAGS_PER_RUN_MAX: Final = 64
 
 
 def tag_codes(tags: pa.StringArray, order: I64 | None, rows: I32) -> tuple[I32, I32]:
-    """Distinct tag codes per run, as (count per run, codes concatenated), in the order in which they first appear.
+    """Distinct tag codes per run, as (count per run, codes concatenated), sorted within a run.
 
     Args:
         tags: of each row, in the original order of rows.
         order: original number of each sorted row; None when the rows are sorted already.
         rows: number of rows of each run.
     """
-    if len(rows) == 0:
-        return rows, rows
-    if len(rows) == 1:
-        return _of_one_run(tags)
-    tags = pc.fill_null(tags, "") if tags.null_count else tags
-    encoded = tags.dictionary_encode()
-    return _of_many_runs(_hashes(encoded.dictionary), encoded.indices.to_numpy(zero_copy_only=False), order, rows)
-
-
-def _of_one_run(tags: pa.StringArray) -> tuple[I32, I32]:
-    distinct = tags.unique()
-    hashes = _hashes(distinct.fill_null("") if distinct.null_count else distinct)
-    if tags.null_count and "" in distinct.to_pylist():
-        hashes = np.unique(hashes)  # no tag and an empty one have the same code
-    if len(hashes) > TAGS_PER_RUN_MAX:
-        return np.array([-1], np.int32), hashes[:0]
-    return np.array([len(hashes)], np.int32), hashes
-
-
-def _of_many_runs(hashes: I32, kind: npt.NDArray[Any], order: I64 | None, rows: I32) -> tuple[I32, I32]:
-    """Tag codes per run, from the hash of each distinct tag and, per row, the index of its tag among them."""
-    runs, kinds = len(rows), len(hashes)
-    if order is not None and kinds > 1:
-        hashes, kind = _in_order(hashes, kind[order])
-    if kinds == 1:
-        return np.ones(runs, np.int32), np.full(runs, hashes[0], np.int32)
-    cell = np.repeat(np.arange(0, runs * kinds, kinds, dtype=np.int64), rows)
-    cell += kind
-    if runs * kinds <= 16 * len(cell):
-        seen = np.zeros(runs * kinds, np.bool_)
-        seen[cell] = True
-        cells = np.flatnonzero(seen)
+    encoded = tags.dictionary_encode("encode")
+    # No tag and an empty one have the same code; others may share theirs, too.
+    codes, rank = np.unique(_hashes(encoded.dictionary), return_inverse=True)
+    runs, distinct = len(rows), len(codes)
+    if runs == 1 or distinct == 1:
+        cells = np.arange(runs * distinct)  # every run has every code
     else:
-        cells = np.unique(cell)
-    owner = cells // kinds
-    counts = np.bincount(owner, minlength=runs).astype(np.int32)
+        code_of_row = rank[integers_of(encoded.indices)]
+        in_order = code_of_row if order is None else code_of_row[order]
+        cells = _distinct(np.repeat(np.arange(runs) * distinct, rows) + in_order, runs * distinct)
+    run, code = np.divmod(cells, distinct)
+    counts = np.bincount(run, minlength=runs).astype(np.int32)
     crowded = counts > TAGS_PER_RUN_MAX
-    codes = hashes[cells % kinds]
-    if crowded.any():
-        codes = codes[~crowded[owner]]
-        counts[crowded] = -1
-    return counts, codes.astype(np.int32)
+    listed = codes[code[~crowded[run]]]
+    counts[crowded] = -1
+    return counts, listed
 
 
-def _in_order(hashes: I32, kind: npt.NDArray[Any]) -> tuple[I32, npt.NDArray[Any]]:
-    """Renumber the distinct values in the order in which they first appear among the rows."""
-    first = np.empty(len(hashes), np.int64)
-    first[kind[::-1]] = np.arange(len(kind))[::-1]  # the last write to a place wins: the first row of each value
-    order = np.argsort(first)
-    rank = np.empty(len(hashes), kind.dtype)
-    rank[order] = np.arange(len(hashes))
-    return hashes[order], rank[kind]
+def _distinct(values: I64, end: int) -> I64:
+    """The distinct ones of numbers below `end`, sorted."""
+    if end > 16 * len(values):
+        return np.unique(values)
+    seen = np.zeros(end, np.bool_)  # several times faster than to sort them
+    seen[values] = True
+    return np.flatnonzero(seen)
 
 
 def _hashes(tags: pa.StringArray) -> I32:
     """The code of each tag."""
     if len(tags) <= TAGS_PER_RUN_MAX:
-        return np.array([java_hash.java_hash(tag) for tag in tags.to_pylist()], np.int32)
+        return np.array([java_hash.java_hash(tag or "") for tag in tags.to_pylist()], np.int32)
     return java_hash.java_hashes(tags)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from rmq_spark.log.arrow_columns import integers_of
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, blocks_with
 from rmq_spark.log.files import read_planned
@@ -219,6 +219,6 @@ class TimeSearch:
         times = seen.blocks.get((meta.path, block))
         if times is None:
             _, batch = next(FileReader(self._log.storage, meta).read_blocks([block], ["storeTimestamp"]))
-            times = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+            times = integers_of(batch.column(0))
             seen.blocks[meta.path, block] = times
         return times

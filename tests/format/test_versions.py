@@ -133,12 +133,15 @@ def test_a_tail_that_another_writer_laid_out_is_parsed_as_arrow() -> None:
 def test_each_byte_of_a_tail_outside_its_fields_is_compared() -> None:
     data = file_of([rows(1)])
     start = parse("f", data, len(data)).data_end
-    fields = file_layout.match_tail(data, start)
-    assert fields is not None
-    digest_at, crc_at = data.rindex(fields.digest), data.rindex(file_layout.CRC_MARK) + len(file_layout.CRC_MARK)
-    text_at, place_at = data.rindex(fields.text), data.rindex(ipc_file.BLOCK.pack(*fields.places[0]))
+    matched = file_layout.match_tail(data, start)
+    assert matched is not None
+    text, digest = matched
+    text_at, digest_at, crc_at = data.rindex(text), data.rindex(digest), file_layout.crc_at(data)
+    block_at = len(file_layout.head(file_layout.VERSION, "rows"))
+    header = ipc_file.header_size(data[block_at:])
+    place_at = data.rindex(ipc_file.BLOCK.pack(block_at, header, start - block_at - header))
     free = {
-        *range(text_at, text_at + len(fields.text)),
+        *range(text_at, text_at + len(text)),
         *range(digest_at, digest_at + file_layout.DIGEST_DIGITS),
         *range(crc_at, crc_at + 8),
         *range(place_at, place_at + ipc_file.BLOCK.size),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ from hypothesis import strategies as st
 
 from rmq_spark.log import rows as prepared
 from rmq_spark.log import schema
-from rmq_spark.log.arrow_columns import RowReorderer
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import check_whole
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.rows import PreparedRows, block_edges, prepare, slices
+from rmq_spark.log.rows import PreparedRows, block_edges, prepare
 from rmq_spark.log.run_index import sort_into_runs
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
@@ -58,25 +56,17 @@ def table(rows: int = COUNT, *, wide: bool = False, first: int = 0, nulls: bool 
 def blocks_of_arrow(batch: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> list[pa.RecordBatch]:
     """The blocks as they would be if all rows were moved at once."""
     ordered, runs, order = sort_into_runs(batch)
-    edges = block_edges(
-        batch, runs.rows, block_bytes, reordered=None if order is None else (RowReorderer(batch).nbytes, order)
-    )
+    edges = block_edges(batch, runs.rows, block_bytes, order=order)
     assert all(low < high for low, high in pairwise(edges)) and edges[-1] == batch.num_rows
-    return slices(ordered, edges)
+    return [ordered.slice(low, high - low) for low, high in pairwise(edges)]
 
 
 def blocks_of(rows: PreparedRows) -> list[pa.RecordBatch]:
     """The blocks as pyarrow reads them."""
     found = []
-    for part in rows.blocks.parts:
-        data = pa.py_buffer(part().data)
-        at = 0
-        for header, body in part().places:
-            found.append(pa.ipc.read_record_batch(data.slice(at, header + body), schema.ROWS))
-            at += header + body
-        assert at == data.size
-    for batch in found:
-        batch.validate(full=True)
+    for block in rows.blocks.all():
+        found.append(pa.ipc.read_record_batch(pa.py_buffer(block.data), schema.ROWS))
+        found[-1].validate(full=True)
     return found
 
 
@@ -136,7 +126,7 @@ def test_bitmaps_that_say_nothing_do_not_make_the_file_longer(tmp_path: Path) ->
         columns.append(array)
     batch = MessageBatch.from_arrow(pa.table(columns, given_rows.schema.names))
     rows = prepare(batch, 1 << 18)
-    assert sum(len(part().data) for part in rows.blocks.parts) < rows.blocks.about_bytes
+    assert sum(len(block.data) for block in rows.blocks.all()) < rows.blocks.about_bytes
     log = open_log(LocalStorage(tmp_path))
     log.append(batch)
     log.close()
@@ -178,8 +168,8 @@ def test_what_stands_beneath_nulls_counts_for_nothing(tmp_path: Path) -> None:
     hosts = pa.Array.from_buffers(pa.string(), count, [one, *texts.buffers()[1:]])
     batch = MessageBatch.from_arrow(given_rows.append_column("bornHost", hosts))
     plain = MessageBatch.from_arrow(given_rows.append_column("bornHost", pa.array(["h"] + [None] * (count - 1))))
-    blocks = [len(part().places) for part in prepare(batch, BLOCK_BYTES).blocks.parts]
-    assert abs(sum(blocks) - sum(len(part().places) for part in prepare(plain, BLOCK_BYTES).blocks.parts)) < 3
+    blocks = [len(list(prepare(rows, BLOCK_BYTES).blocks.all())) for rows in (batch, plain)]
+    assert abs(blocks[0] - blocks[1]) < 3
     log = open_log(LocalStorage(tmp_path, ops=Noting()))
     log.append(batch)
     log.close()
@@ -229,36 +219,18 @@ def test_a_part_that_cannot_be_made_leaves_nothing(
 
 
 def test_a_worker_makes_the_parts_in_order_and_ends_with_the_last() -> None:
-    threads: list[threading.Thread] = []
-    done = threading.Event()
+    made: list[tuple[int, threading.Thread]] = []
 
-    def task(number: int) -> Any:
-        threads.append(threading.current_thread())
-        if number == 3:
-            done.set()
+    def make(number: int) -> int:
+        made.append((number, threading.current_thread()))
         return number
 
-    results = prepared._in_background([partial(task, number) for number in range(4)])
-    assert done.wait(10)
+    results = prepared._in_background(make, range(4))
     assert [result() for result in results] == [0, 1, 2, 3]
-    worker, caller = threads[0], threads[3]
-    assert threads == [worker, worker, worker, caller] and caller is threading.current_thread() is not worker
+    [worker] = {thread for _, thread in made}
+    assert [number for number, _ in made] == [0, 1, 2, 3] and worker is not threading.current_thread()
     worker.join(10)
     assert not worker.is_alive()
-
-
-def test_a_part_that_the_worker_has_not_begun_is_made_by_the_caller() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow() -> Any:
-        begun.set()
-        assert go_on.wait(10)
-
-    results = prepared._in_background([lambda: None, slow, threading.current_thread])  # type: ignore[list-item, return-value]
-    assert begun.wait(10)
-    assert results[2]() is threading.current_thread()  # type: ignore[comparison-overlap]
-    go_on.set()
-    results[1]()
 
 
 def test_the_caller_makes_the_parts_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +251,6 @@ def test_a_forked_child_moves_rows_too() -> None:
     child = os.fork()
     if child == 0:
         mine = prepare(batch, BLOCK_BYTES)
-        os._exit(0 if sum(len(part().places) for part in mine.blocks.parts) > 3 else 1)
+        os._exit(0 if len(list(mine.blocks.all())) > 3 else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert sum(len(part().places) for part in rows.blocks.parts) > 3
+    assert len(list(rows.blocks.all())) > 3

@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rmq_spark.log.arrow_columns import integers, integers_of, repeated
+from rmq_spark.log.arrow_columns import booleans, booleans_of, column_of, integers, integers_of, is_constant, repeated
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -34,24 +37,74 @@ def test_integers_there_and_back(kind: type) -> None:
     assert integers_of(pa.Array.from_buffers(pa.int32(), 0, [None, None])).tolist() == []
 
 
-WITHOUT_PANDAS = """
-import sys
-from rmq_spark.client.compression import decompress
-from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.storage.local import LocalStorage
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["a", "", "Köln"], pa.string()),
+        ([b"", b"\xff"], pa.binary()),
+        ([-1, 1 << 62], pa.int64()),
+        ([3, 4], pa.timestamp("ms", "UTC")),
+        ([], pa.string()),
+    ],
+)
+def test_a_column_of_values(values: list[Any], kind: pa.DataType) -> None:
+    made = column_of(values, kind)
+    made.validate(full=True)
+    assert made.equals(pa.array(values, kind))
 
-with CommitLog(LocalStorage(sys.argv[1]), "brokers/b", "b") as log:
-    log.append(MessageBatch.of(topic="orders", queue_id=0, msg_id="1", body=b"x", born_timestamp_ms=0))
-    assert "pandas" not in sys.modules, "appending one message"
-    [batch] = [decompress(batch) for batch in log.scan()]
-    assert "pandas" not in sys.modules, "reading it"
-    assert batch.num_rows == 1
+
+@given(st.lists(st.booleans() | st.none()), st.integers(0, 20))
+def test_truth_values_there_and_back(values: list[bool | None], skipped: int) -> None:
+    expected = [bool(value) for value in values[skipped:]]
+    assert booleans_of(pa.array(values, pa.bool_())[skipped:]).tolist() == expected
+    assert booleans(np.array(expected, np.bool_)).equals(pa.array(expected, pa.bool_()))
+
+
+@given(st.lists(st.sampled_from(["", "a", "b", "aa", "ab", None]), min_size=1, max_size=4), st.integers(0, 3))
+def test_a_column_is_constant_if_all_its_texts_are_equal(texts: list[str | None], skipped: int) -> None:
+    rest = texts[min(skipped, len(texts) - 1) :]
+    column = pa.array(texts, pa.string())[-len(rest) :]
+    assert is_constant(column) == (None not in rest and len(set(rest)) == 1)
+
+
+WITHOUT_PANDAS = """
+import sys, threading
+from rmq_spark import Message, Producer, PushConsumer, SimpleConsumer, Store
+from rmq_spark.log.roll import roll
+
+def none(after):
+    assert "pandas" not in sys.modules, after
+
+def consume(store, when):
+    got = threading.Semaphore(0)
+    consumer = PushConsumer(store, f"push-{when}", consume_from="earliest").subscribe("orders")
+    consumer.start(lambda message: got.release())
+    assert all(got.acquire(timeout=60) for _ in range(4))
+    consumer.close()
+    none(f"push {when}")
+    with SimpleConsumer(store, f"pop-{when}", consume_from="earliest").subscribe("orders") as consumer:
+        messages = consumer.receive(8)
+        assert messages
+        consumer.ack(messages)
+    none(f"pop {when}")
+    assert len(store.read("orders")) == 4
+    none(f"read {when}")
+
+with Store.create(sys.argv[1], services="off") as store:
+    store.create_topic("orders", queues=2)
+    with Producer(store) as producer:
+        producer.send(Message("orders", b"x", tags="paid", keys="k1"))
+        producer.send_batch([Message("orders", b"x", properties={"n": "1"})] * 3)
+    none("sending")
+    consume(store, "before")
+    roll(store.log("broker-0"))
+    none("rolling")
+    consume(store, "after")
 """
 
 
-def test_sending_and_reading_do_not_import_pandas(tmp_path: Path) -> None:
+def test_sending_consuming_reading_and_rolling_do_not_import_pandas(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
-    command = [sys.executable, "-c", WITHOUT_PANDAS, str(tmp_path)]
+    command = [sys.executable, "-c", WITHOUT_PANDAS, str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr

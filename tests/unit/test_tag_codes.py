@@ -13,20 +13,19 @@ from rmq_spark.model.java_hash import java_hash
 TEXTS = (
     st.lists(st.sampled_from([f"t{number:03}" for number in range(19)]), min_size=1, max_size=60)
     | st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=30)
-    | st.lists(st.sampled_from(["long-tag", "others!!", "Aa", None, ""]), min_size=1, max_size=30)
+    | st.lists(st.sampled_from(["long-tag", "others!!", "Aa", "BB", None, ""]), min_size=1, max_size=30)
 )
 
 
 def looked_at(tags: list[str | None], rows: list[int]) -> tuple[list[int], list[int]]:
-    """Counts and codes of sorted rows. All runs name their tags in the order in which those appear in the file."""
-    ranks = {tag: rank for rank, tag in enumerate(dict.fromkeys(tag or "" for tag in tags))}
+    """Counts and codes of sorted rows."""
     counts, codes, at = [], [], 0
     for count in rows:
-        mine = sorted({tag or "" for tag in tags[at : at + count]}, key=ranks.__getitem__)
+        mine = sorted({java_hash(tag or "") for tag in tags[at : at + count]})
         at += count
         crowded = len(mine) > TAGS_PER_RUN_MAX
         counts.append(-1 if crowded else len(mine))
-        codes += [] if crowded else [java_hash(tag) for tag in mine]
+        codes += [] if crowded else mine
     return counts, codes
 
 
@@ -36,15 +35,17 @@ def test_codes_are_those_of_the_rows(given_tags: list[str | None], data: st.Data
     order = np.argsort(places, kind="stable")
     rows = np.unique(places, return_counts=True)[1].astype(np.int32)
     in_order = [given_tags[index] for index in order]
-    column = pa.array(given_tags, pa.string())
-    counts, codes = tag_codes(column, order.astype(np.int64), rows)
+    counts, codes = tag_codes(pa.array(given_tags, pa.string()), order.astype(np.int64), rows)
     assert counts.dtype == codes.dtype == np.int32
-    if len(rows) == 1 and None in given_tags:  # one run, whose codes are sorted then
-        assert sorted(codes.tolist()) == sorted(looked_at(in_order, rows.tolist())[1])
-        return
     assert (counts.tolist(), codes.tolist()) == looked_at(in_order, rows.tolist())
     sorted_column = pa.array(in_order, pa.string())
     assert [part.tolist() for part in tag_codes(sorted_column, None, rows)] == [counts.tolist(), codes.tolist()]
+
+
+def test_many_runs_of_many_tags_have_theirs() -> None:
+    tags = [f"tag-{number}" for number in range(200)]
+    counts, codes = tag_codes(pa.array(tags), None, np.ones(200, np.int32))
+    assert (counts.tolist(), codes.tolist()) == looked_at(tags, [1] * 200)
 
 
 def test_a_part_of_a_column_is_a_column() -> None:
