@@ -126,7 +126,7 @@ class Appender:
                             attempts=losses,
                             timeout_ms=self._settings.append_timeout_ms,
                         )
-                    if held and self._pace.has_rivals and self._slot_is_taken():
+                    if held and self._pace.has_rivals and self._catch_up():
                         continue
                     if self._try(todo, deadline):
                         self._pace.yield_to_rivals(held, losses)
@@ -142,7 +142,7 @@ class Appender:
             return self._has_turns
         if not self._may_be_helped(deadline):
             return False
-        if not self._slot_is_taken():
+        if not self._catch_up():
             if self._pace.is_stuck(self._view.state.offset, TURN_SECONDS):
                 return False
             self._offers.wait_for_commit()
@@ -154,9 +154,11 @@ class Appender:
         helps = self._has_turns and self._pace.rivals_help and self._clock.elapsed_ns() <= deadline
         return helps and offer is not None and offer.may_land(self._view.state.store_ms)
 
-    def _slot_is_taken(self) -> bool:
-        """Whether somebody appended while we waited: then the view is fresh again, and nothing was written in vain."""
-        if not self._view.storage.exists(paths.commit(self._view.root, self._view.state.offset)):
+    def _catch_up(self) -> bool:
+        """Whether somebody appended or rolled while we waited: then the view is fresh; nothing is written in vain."""
+        view = self._view
+        news = (paths.commit(view.root, view.state.offset), paths.mark(view.root, view.mark.epoch + 1))
+        if not any(map(view.storage.exists, news)):
             return False
         self._pace.note_rival()
         self._refresh()
@@ -164,10 +166,9 @@ class Appender:
 
     def _was_helped(self, todo: Sequence[Request]) -> bool:
         """Whether another writer has landed what this one offers."""
-        offer = self._offers.current
-        if offer is None or offer.landed is None:
+        landed = self._offers.current.landed if self._offers.current is not None else None
+        if landed is None:
             return False
-        landed = offer.landed
         self._durability.up_to(landed.slot)
         for request in todo:
             request.land_by_others(landed, request.offered_row)
@@ -319,9 +320,9 @@ class Appender:
 
     def _finish(self, todo: Sequence[Request]) -> None:
         for request in todo:
+            if request.attempt is not None:
+                request.landed = request.attempt.landed  # first: who is settled and has none has appended nothing
             request.error, request.settled = request.refusal, request.refusal is None
-            if request.settled and request.attempt is not None:
-                request.landed = request.attempt.landed
 
     # ------------------------------------------------------------ step 2: preparing
 

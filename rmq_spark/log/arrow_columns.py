@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rmq_spark.errors import InvalidRequestError
+
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
@@ -51,8 +53,10 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """As `pa.array` of texts, binaries, integers or times without nulls, and as `integers` without pandas."""
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         data = [value.encode() if isinstance(value, str) else value for value in values]
-        ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(data))]
+        ends = np.cumsum([0, *map(len, data)], dtype=np.int64)
+        if ends[-1] > np.iinfo(np.int32).max:
+            raise InvalidRequestError("over 2 GB in one column", bytes=int(ends[-1]))
+        buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(data))]
     else:
         buffers = [None, pa.py_buffer(np.array(values, f"i{kind.bit_width // 8}"))]
     return pa.Array.from_buffers(kind, len(values), buffers, 0)

@@ -116,7 +116,8 @@ def read_plan(
             with suppress(NotFoundError):  # some were rolled meanwhile: each is looked for by itself
                 rows = _small_rows(files, broker, planned, group)
         if rows is not None:
-            yield rows
+            if rows.num_rows:
+                yield rows
             continue
         for source in group:
             yield from _read_source(files, broker, planned, source, find_again)

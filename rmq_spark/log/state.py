@@ -9,7 +9,6 @@ when the commit that carries them has landed, or `undo_trial`. Whoever is interr
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -38,6 +37,7 @@ WRITER_TTL_MS: Final = 7 * 24 * 3_600_000
 
 HELPED_REMEMBERED_MS: Final = 10_000
 """How long the state knows which announcements have landed; several times as long as they may be landed."""
+HELPED_MIN: Final = 1_000
 
 AnyFold = TypeVar("AnyFold", bound=Fold)
 
@@ -88,8 +88,10 @@ class LogState:
         self.queues = Queues()
         self.writers: dict[str, LastAppend] = {}
         self.commits = TailIndex()
-        self.helped: OrderedDict[str, HelpedRows] = OrderedDict()
-        """By token: announcements that have landed lately, in the order of the log."""
+        self.helped: dict[str, HelpedRows] = {}
+        """By token: announcements that have landed lately, and some older ones."""
+        self._helped_max = HELPED_MIN
+        """With more of them, older ones are looked for."""
         self.journal = Journal()
         self.folds: dict[str, Fold] = {}
         """By name."""
@@ -203,9 +205,14 @@ class LogState:
     def _note_help(self, doc: dict[str, Any]) -> None:
         for token, announced_ms, rows in doc.get("helped", ()):
             self.helped[token] = HelpedRows(announced_ms, doc["first"], doc["ts"], tuple(rows))
-        oldest = doc["ts"] - HELPED_REMEMBERED_MS
-        while self.helped and next(iter(self.helped.values())).announced_ms < oldest:
-            self.helped.popitem(last=False)
+        if len(self.helped) > self._helped_max:
+            self.helped = self._remembered_help()
+            self._helped_max = max(HELPED_MIN, 2 * len(self.helped))
+
+    def _remembered_help(self) -> dict[str, HelpedRows]:
+        """The announcements that have landed lately, by token; how many older ones are still here depends on chance."""
+        oldest = self.store_ms - HELPED_REMEMBERED_MS
+        return {token: each for token, each in sorted(self.helped.items()) if each.announced_ms >= oldest}
 
     # ------------------------------------------------------------ trials
 
@@ -314,7 +321,7 @@ class LogState:
             "digest": self.digest,
             "ts": self.store_ms,
             "durable": self.durable,
-            "helped": {token: list(each) for token, each in self.helped.items()},
+            "helped": {token: list(each) for token, each in self._remembered_help().items()},
             "writers": {
                 name: [last.epoch, last.seq, last.handle, last.store_ms] for name, last in sorted(self.writers.items())
             },
@@ -335,8 +342,8 @@ class LogState:
         self.offset, self.digest, self.store_ms = core["offset"], core["digest"], core["ts"]
         self.now_ms, self.durable = self.store_ms, core["durable"]
         self.writers = {name: LastAppend(*last) for name, last in core["writers"].items()}
-        for token, (announced_ms, slot, store_ms, rows) in core.get("helped", {}).items():
-            self.helped[token] = HelpedRows(announced_ms, slot, store_ms, tuple(rows))
+        for token, each in core.get("helped", {}).items():
+            self.helped[token] = HelpedRows(each[0], each[1], each[2], tuple(each[3]))
         self.queues = Queues.load(json.loads(payloads["queues"]))
         self.commits = TailIndex.load(json.loads(payloads["commits"]))
         unknown = []

@@ -17,6 +17,7 @@ from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.pace import RIVALS_REMEMBERED
 from rmq_spark.log.request import Offer, Request
 from rmq_spark.log.roll import roll
+from rmq_spark.log.state import HELPED_MIN, HelpedRows, LogState
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
 from rmq_spark.storage.local import LocalStorage
@@ -149,3 +150,36 @@ def test_who_has_offered_waits_without_polling_and_lands_its_rows_itself_when_th
     assert ids(log) == ["first", "mine"]
     assert list_announced(storage, ROOT) == []
     log.close()
+
+
+def test_a_copy_of_the_state_holds_no_announcements_that_are_forgotten_by_its_time() -> None:
+    known = {"young": HelpedRows(15_000, 3, 15_000, (0,)), "old": HelpedRows(1_000, 1, 1_000, (0,))}
+    folded = LogState()
+    folded.store_ms = 20_000
+    folded.helped = dict(known)
+    loaded, _ = LogState.load(folded.dump())
+    assert loaded.helped == {"young": known["young"]}
+    assert loaded.dump()["core"] == folded.dump()["core"], "however many older ones each still knows"
+
+
+def test_announcements_are_forgotten_although_one_has_a_time_far_ahead() -> None:
+    known = LogState()
+    for number in range(20 * HELPED_MIN):
+        known.store_ms = 10 * number
+        announced_ms = 10**9 if number == 0 else known.store_ms
+        known._note_help({"helped": [[f"token-{number}", announced_ms, [0]]], "first": number, "ts": known.store_ms})
+    assert "token-0" in known.helped
+    assert len(known.helped) <= 2 * HELPED_MIN + 2, "those of the last ten seconds, and at most as many older ones"
+
+
+def test_a_writer_that_idled_through_a_roll_catches_up_although_the_next_name_was_deleted() -> None:
+    storage = MemoryStorage()
+    log, other = open_log(storage), open_log(storage, delete_grace_ms=0)
+    log.append(message("mine"))
+    other.append(message("theirs"))
+    roll(other)
+    other.append(message("behind"))
+    assert not storage.exists(paths.commit(ROOT, log.view.state.offset)), "rolled and deleted"
+    assert log._appender._catch_up()
+    assert not log._appender._catch_up()
+    assert log.view.state.offset == 3

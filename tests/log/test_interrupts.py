@@ -28,6 +28,7 @@ from rmq_spark.errors import OutcomeUnknownError
 from rmq_spark.log import append, commit_log, group_commit, view
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.request import Attempt, Landed, Request
 from rmq_spark.model.message import Message
 from rmq_spark.storage.local import LocalStorage
 from rmq_spark.storage.memory import MemoryStorage
@@ -482,3 +483,26 @@ def test_real_signals_at_random_moments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("turn", range(8))
 def test_many_real_signals_at_random_moments(tmp_path: Path, turn: int) -> None:
     assert storm(tmp_path, random.randrange(1 << 30), 15) > 100
+
+
+def test_who_is_told_that_its_append_landed_is_told_where_although_the_one_who_committed_it_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = open_log(MemoryStorage())
+    group = [Request(message("first")), Request(message("second"))]
+    asked: list[Attempt] = []
+
+    def landed(attempt: Attempt) -> Landed:
+        asked.append(attempt)
+        if len(asked) == interrupted:
+            raise KeyboardInterrupt
+        return Landed(attempt.slot, attempt.store_ms, attempt.offsets)
+
+    monkeypatch.setattr(Attempt, "landed", property(landed))
+    interrupted = 2  # while the leader tells the second one
+    with pytest.raises(KeyboardInterrupt):
+        log._commit_group(group)
+    assert len(asked) == interrupted
+    assert group[0].settled and group[0].landed is not None
+    assert not group[1].settled
+    assert isinstance(group[1].error, OutcomeUnknownError)
