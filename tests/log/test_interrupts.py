@@ -386,7 +386,6 @@ from rmq_spark.storage.local import LocalStorage
 from rmq_spark.model.settings import LogSettings
 
 faulthandler.dump_traceback_later(120, exit=True)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background may have inherited to ignore it
 place, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 draw = random.Random(seed)
 log = CommitLog(LocalStorage(place), "brokers/b", "b", settings=LogSettings(flush="async"))
@@ -410,8 +409,6 @@ def send(who):
     counts[who] = number
 
 def storm():
-    while not ready:
-        time.sleep(0.001)
     main = threading.main_thread().ident
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -419,7 +416,14 @@ def storm():
         signal.pthread_kill(main, signal.SIGINT)
     over.set()
 
-ready = False  # no event: an interrupt within its `set` would leave it locked
+def interrupt(number, frame):
+    global left
+    if left:
+        left -= 1
+        raise KeyboardInterrupt
+
+left = 0  # interrupts that are raised before the main thread is ready for more: two may come one upon the other
+signal.signal(signal.SIGINT, interrupt)
 others = [threading.Thread(target=send, args=(f"t{n}",)) for n in range(3)]
 for thread in others:
     thread.start()
@@ -427,18 +431,21 @@ stormer = threading.Thread(target=storm)
 stormer.start()
 number = interrupts = 0
 batch = None
-while not over.is_set():
+while True:
     try:
         try:
-            ready = True  # whoever is interrupted from here on catches it
+            left = 2
             while not over.is_set():
                 if batch is None:
                     batch = message(f"main-{number}")
                 log.append(batch)
                 number, batch = number + 1, None
+            left = 0
+            break
         except (KeyboardInterrupt, OutcomeUnknownError) as error:
             interrupts += isinstance(error, KeyboardInterrupt)
-    except KeyboardInterrupt:  # the next one came while the one before was caught
+            left = 0
+    except KeyboardInterrupt:  # the second one came while the first one was caught
         interrupts += 1
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 stormer.join()
