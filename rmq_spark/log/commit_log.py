@@ -439,6 +439,7 @@ class CommitLog:
         with self._lock:
             self._check_open()  # again, under the lock: a close in between would have flushed for the last time
             self._committer.check()
+            self._committer.start()
             self._buffer.append(batch)
             self._buffer_bytes += batch.body_bytes
             full = self._buffer_bytes > self.settings.group_bytes_max

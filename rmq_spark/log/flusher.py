@@ -25,13 +25,14 @@ class Periodic:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def poke(self) -> None:
-        """There is something to do within the period; tell so after noting what. For one thread at a time.
-
-        The background thread starts with the first call.
-        """
+    def start(self) -> None:
+        """Start the background thread, unless it runs. Who must not fail after noting something starts it before."""
         if self._thread.ident is None:
             self._thread.start()
+
+    def poke(self) -> None:
+        """There is something to do within the period; tell so after noting what. For one thread at a time."""
+        self.start()
         if not self._wake.is_set():  # if it is: the thread clears it before it looks at what there is to do
             self._wake.set()
 

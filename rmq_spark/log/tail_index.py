@@ -57,10 +57,9 @@ class TailIndex:
         self.times.append(meta.doc["ts"])
         self.sizes.append(meta.size)
         self.fingerprints.append(fingerprint(meta.digest))
-        numbers = [self._topics.setdefault(topic, len(self._topics)) for topic in runs.topics]
-        places = zip(runs.topic.tolist(), runs.queue.tolist(), strict=True)
-        self.run_keys.extend([numbers[topic] << 32 | queue for topic, queue in places])
-        self.run_bases.extend(bases.tolist())
+        numbers = np.array([self._topics.setdefault(topic, len(self._topics)) for topic in runs.topics], np.int64)
+        self.run_keys.frombytes((numbers[runs.topic] << 32 | runs.queue).tobytes())
+        self.run_bases.frombytes(np.asarray(bases, np.int64).tobytes())
         self.run_commits.extend([first] * len(bases))
 
     def drop_below(self, floor: int) -> None:

@@ -138,6 +138,7 @@ class _Verifier(LogView):
         self._numbers = sorted(commits.values())
         self._total = len(segments) + len(data) + len(commits)
         mark = self._check_marks(newest)
+        self._damaged = False  # no rows are lost with an older mark
         if mark is not None:
             self._check_segments(mark)
             self._check_floor(mark)
@@ -149,7 +150,7 @@ class _Verifier(LogView):
                 self._warn(paths.data_file(self.root, name), "row file that no commit refers to")
             self._check_named_snapshots(mark)
             for name in sorted(snapshots):
-                self._check_snapshot(mark, name)
+                self._check_snapshot(mark, name, snapshots[name])
         self._progress(self._total, self._total)
         return self._report
 
@@ -258,7 +259,7 @@ class _Verifier(LogView):
             except (CorruptDataError, UnsupportedVersionError, *UNREADABLE) as error:
                 problem = _text(error)
             path = paths.commit(self.root, self.state.offset)
-            if problem is None and (self.state.offset == stop or self.storage.exists(path)):
+            if problem is None and ((stop is not None and self.state.offset >= stop) or self.storage.exists(path)):
                 continue  # on from there; or from a commit that was appended since it was looked for
             # How many rows a damaged one had is lost with it: the next file's name tells.
             later = next((number for number in self._numbers if number > self.state.offset), None)
@@ -356,7 +357,7 @@ class _Verifier(LogView):
             except (RmqError, *UNREADABLE) as error:
                 self._damage(path, _text(error))
 
-    def _check_snapshot(self, mark: Mark, name: str) -> None:
+    def _check_snapshot(self, mark: Mark, name: str, offset: int) -> None:
         path = f"{paths.snapshots(self.root)}/{name}"
         vouched = False
         try:
@@ -371,7 +372,10 @@ class _Verifier(LogView):
             self._warn(path, f"damaged snapshot, readers skip it: {error}")
             return
         self._report.snapshots += 1
-        if state.offset < mark.floor:
+        if state.offset != offset:
+            self._damage(path, f"snapshot is of offset {state.offset}, its name tells another; delete this snapshot")
+            return
+        if offset < mark.floor:
             return
         if state.offset > self._report.log_end and self._is_of_this_log(state):
             self._tell_missing_end(name, state.offset)

@@ -252,7 +252,7 @@ class LogView:
         plain = False
         try:
             for meta in self.files.commits_from(before.offset):
-                if before.offset == end:
+                if end is not None and before.offset >= end:
                     break
                 before = check_link(meta, before, self.broker)
                 was_plain, plain = plain, _is_plain(meta)
@@ -269,7 +269,7 @@ class LogView:
         try:
             self.fold(metas)
         except (CorruptDataError, *UNREADABLE):
-            if len(metas) == 1:
+            if len(metas) == 1 or self.state.offset != metas[0].doc["first"]:
                 raise
             for meta in metas:
                 self.fold([meta])
@@ -289,16 +289,16 @@ class LogView:
             self.state.apply(metas, records)
         except CorruptDataError:
             self.state.journal.undo()
-            self._loaded = loaded and not one
+            self._loaded = loaded and not one and self.state.offset == metas[0].doc["first"]
             raise
         finally:
             self.state.journal.close()
-        self._loaded = loaded
         self.folded += len(metas)
         for meta in metas if self.on_commit is not None else ():
             doc = meta.doc
             landed = doc["handle"], doc["seq"], doc["first"], doc["ts"], doc.get("helped", ())
             self._unconfirmed.append(Landing(*landed, fingerprint(meta.digest)))
+        self._loaded = loaded
 
     def apply_own_commit(self, meta: FileMeta) -> None:
         """Take in a commit that this handle has just created and whose records are on trial."""

@@ -1019,3 +1019,18 @@ def test_a_large_append_after_the_main_thread_has_ended(tmp_path: Path) -> None:
     """Python starts no more work in other threads then; the caller's own has to do."""
     done = subprocess.run([sys.executable, "-c", _LATE, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "50000", done.stderr
+
+
+def test_a_buffered_append_that_fails_for_want_of_a_thread_was_not_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    batch = message("once")
+    with open_log(MemoryStorage(), flush="buffered") as log:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fail)
+            with pytest.raises(RuntimeError):
+                log.append(batch)
+        log.append(batch)
+        log.flush()
+        assert log.refresh().state.offset == 1
