@@ -219,7 +219,9 @@ class LogState:
     def open_trial(self, now_ms: int) -> None:
         """Begin to ask rules for a commit that will have this time."""
         self.now_ms = now_ms
-        self._added, self._truncated, self.touched = (UndoDict(self.journal) for _ in range(3))
+        tables: tuple[dict[Any, Any], ...] = (self._added, self._truncated, self.touched)
+        for table in tables:
+            dict.clear(table)  # of the trial before; there is nothing to undo
         self._state_topics = names.STATE_TOPICS.union(self._by_topic, *self.fold(FoldList).topics_of.values())
         self.journal.open()
 

@@ -57,9 +57,13 @@ class TailIndex:
         self.times.append(meta.doc["ts"])
         self.sizes.append(meta.size)
         self.fingerprints.append(fingerprint(meta.digest))
-        numbers = np.array([self._topics.setdefault(topic, len(self._topics)) for topic in runs.topics], np.int64)
-        self.run_keys.frombytes((numbers[runs.topic] << 32 | runs.queue).tobytes())
-        self.run_bases.frombytes(np.asarray(bases, np.int64).tobytes())
+        numbers = [self._topics.setdefault(topic, len(self._topics)) for topic in runs.topics]
+        if len(bases) == 1:  # nearly every commit of a log of single messages
+            self.run_keys.append(numbers[0] << 32 | runs.queue.item())
+            self.run_bases.append(bases.item())
+        else:
+            self.run_keys.frombytes((np.array(numbers, np.int64)[runs.topic] << 32 | runs.queue).tobytes())
+            self.run_bases.frombytes(np.asarray(bases, np.int64).tobytes())
         self.run_commits.extend([first] * len(bases))
 
     def drop_below(self, floor: int) -> None:
