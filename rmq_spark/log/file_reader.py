@@ -168,9 +168,10 @@ class FileReader:
                 raise meta.corrupt("file changed while it was read")
         self.bytes_read += len(data)
         try:
-            start = len(head(meta.doc["v"], meta.kind))
-            if data.startswith(head(meta.doc["v"], meta.kind)):
-                batch = pa.ipc.read_record_batch(pa.py_buffer(data).slice(start, meta.data_end - start), self._schema)
+            begin = head(meta.doc["v"], meta.kind)
+            if data.startswith(begin):
+                rows = pa.py_buffer(data).slice(len(begin), meta.data_end - len(begin))
+                batch = pa.ipc.read_record_batch(rows, self._schema)
             else:  # laid out by another version of pyarrow
                 batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
         except (pa.ArrowException, IndexError, OSError, ValueError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -24,8 +24,15 @@ UNREADABLE: Final = (AttributeError, IndexError, KeyError, RecursionError, TypeE
 
 _scan_json: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined] # documented for subclasses only
 
-COLUMNS: Final = ("body", "queueId", "queueOffset", "msgId", "properties", "bornTimestamp")
-"""What a fold may ask for; the store time of each record comes with it in any case."""
+FIELD_OF: Final = {
+    "body": "bodies",
+    "queueId": "queue_ids",
+    "queueOffset": "queue_offsets",
+    "msgId": "msg_ids",
+    "properties": "properties",
+    "bornTimestamp": "born_ms",
+}
+"""Columns that a fold may ask for, and the field of `Records` of each; the store time comes in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,16 @@ class Records:
     msg_ids: Sequence[str] = ()
     properties: Sequence[Mapping[str, str]] = ()
     born_ms: Sequence[int] = ()
+
+    @classmethod
+    def of_columns(
+        cls, topic: str, store_ms: Sequence[int], names: Sequence[str], column: Callable[[str], list[Any]]
+    ) -> Records:
+        """Records with the columns of these names, whose values `column` returns; properties may be pairs."""
+        fields = {FIELD_OF[name]: column(name) for name in names}
+        if "properties" in fields:
+            fields["properties"] = [dict(pairs) for pairs in fields["properties"]]
+        return cls(topic, store_ms, **fields)
 
     def __len__(self) -> int:
         return len(self.store_ms)
@@ -74,7 +91,7 @@ class Fold(ABC):
     """The system topics that it reads. Records of one queue are in order. Those of different queues may come in another
     order than in the log: a segment has all records of one topic before those of the next."""
     columns: ClassVar[tuple[str, ...]] = ("body",)
-    """What it needs of each record, of `COLUMNS`."""
+    """What it needs of each record, of those in `FIELD_OF`."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -87,8 +87,8 @@ class Queues:
 
     def starts(self) -> dict[str, I64]:
         """Copies of the start offsets by queue, of the topics where any queue does not start at 0."""
-        starts = {topic: self.arrays(topic)[0] for topic in self._ids}
-        return {topic: mine for topic, mine in starts.items() if mine.any()}
+        starts = {topic: self._start[self._place(topic)] for topic in self._ids}
+        return {topic: mine.copy() for topic, mine in starts.items() if mine.any()}
 
     def truncate(self, topic: str) -> None:
         """Hide every message so far of `topic`: its queues start where they end now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,16 +15,6 @@ from rmq_spark.log.fold import Records
 from rmq_spark.log.small_commits import decode_small, queue_offsets_of
 from rmq_spark.log.state import LogState
 from rmq_spark.storage.base import Storage
-
-_FIELD_OF: Final = {
-    "body": "bodies",
-    "queueId": "queue_ids",
-    "queueOffset": "queue_offsets",
-    "msgId": "msg_ids",
-    "properties": "properties",
-    "bornTimestamp": "born_ms",
-}
-"""Column -> field of `Records`."""
 
 
 def read_records(storage: Storage, meta: FileMeta, state: LogState) -> Iterator[Records]:
@@ -82,15 +72,12 @@ def _topics_of(meta: FileMeta) -> list[str]:
 def to_records(topic: str, rows: pa.RecordBatch, names: Sequence[str], store_ms: list[int]) -> Records:
     """Rows of one topic, as a fold that names these columns gets them."""
 
-    def values(name: str) -> list[object]:
+    def values(name: str) -> list[Any]:
         column = rows.column(name)
-        if name == "bornTimestamp":
-            column = column.cast(pa.int64())
-        listed: list[object] = column.to_pylist()
-        return [dict(entry) for entry in listed] if name == "properties" else listed  # type: ignore[call-overload]
+        listed: list[Any] = (column.cast(pa.int64()) if name == "bornTimestamp" else column).to_pylist()
+        return listed
 
-    fields = {field: values(name) for name, field in _FIELD_OF.items() if name in names}
-    return Records(topic, store_ms, **fields)  # type: ignore[arg-type]
+    return Records.of_columns(topic, store_ms, names, values)
 
 
 def _read_rows(storage: Storage, meta: FileMeta, low: int, high: int, names: list[str]) -> pa.RecordBatch:

@@ -94,7 +94,7 @@ def roll(
         tidy: delete what nothing needs any more. It lists directories; whoever rolls often does that now and then.
 
     Raises:
-        CorruptDataError: the log is damaged; nothing was changed.
+        CorruptDataError, NotFoundError: the log is damaged, or a file of it is gone; nothing was changed.
         UnavailableError, OutcomeUnknownError: the storage failed; nothing is lost, roll again.
         ReadOnlyError, ClosedError: this handle may not change the log.
     """

@@ -272,24 +272,18 @@ class LogState:
                 ) from error
 
     def _trial_records(self, fold: Fold, topic: str, rows: Sequence[Row]) -> Records:
-        wanted = fold.columns
-        offsets: list[int] = []
-        if "queueOffset" in wanted:
-            for row in rows:
-                place = (topic, row[_QUEUE])
-                at = self._added.get(place, 0)
-                self._added[place] = at + 1
-                offsets.append(self.queues.bounds(*place)[1] + at)
-        return Records(
-            topic,
-            [self.now_ms] * len(rows),
-            bodies=[row[_COLUMN["body"]] for row in rows] if "body" in wanted else (),
-            queue_ids=[row[_QUEUE] for row in rows] if "queueId" in wanted else (),
-            queue_offsets=offsets,
-            msg_ids=[row[_COLUMN["msgId"]] for row in rows] if "msgId" in wanted else (),
-            properties=[dict(row[_COLUMN["properties"]]) for row in rows] if "properties" in wanted else (),
-            born_ms=[row[_COLUMN["bornTimestamp"]] for row in rows] if "bornTimestamp" in wanted else (),
-        )
+        def values(name: str) -> list[Any]:
+            if name != "queueOffset":
+                return [row[_COLUMN[name]] for row in rows]
+            return [self._next_offset((topic, row[_QUEUE])) for row in rows]
+
+        return Records.of_columns(topic, [self.now_ms] * len(rows), fold.columns, values)
+
+    def _next_offset(self, queue: tuple[str, int]) -> int:
+        """The queue offset that the next message on trial gets."""
+        at = self._added.get(queue, 0)
+        self._added[queue] = at + 1
+        return self.queues.bounds(*queue)[1] + at
 
     def undo_trial(self) -> None:
         """The commit did not land: everything is as before `open_trial`."""

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from faulty import BROKER, ROOT, Wrapped, message, open_log
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rmq_spark.clock import ManualClock
 from rmq_spark.errors import CorruptDataError
@@ -73,6 +74,7 @@ class RunTableMachine(RuleBasedStateMachine):
         self.reader = CommitLog(self.storage, ROOT, BROKER, read_only=True)
         self.index = RunIndex(self.reader)
         self.rows: dict[int, tuple[str, int, int, int]] = {}
+        self.times: dict[int, int] = {}  # log offset: time of every row, those of deleted topics and records too
         self.log_start = 0
         self.count = 0
 
@@ -94,6 +96,12 @@ class RunTableMachine(RuleBasedStateMachine):
     def expected(self, wanted: set[tuple[str, int]], start: int, end: int) -> list[int]:
         low = max(start, self.log_start)
         return sorted(offset for offset, row in self.rows.items() if low <= offset < end and row[:2] in wanted)
+
+    @invariant()
+    def note_times(self) -> None:
+        for rows in self.log.scan(Query(start=len(self.times))):
+            times = rows["storeTimestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+            self.times.update(zip(rows["commitOffset"].to_pylist(), times.to_pylist(), strict=True))
 
     @rule(places=PLACES, seconds=st.sampled_from([0, 1, 20]))
     def append(self, places: list[tuple[str, int]], seconds: int) -> None:
@@ -196,8 +204,8 @@ class RunTableMachine(RuleBasedStateMachine):
         if high <= low:
             assert not matching
         for source in table.sources:
-            held = [self.rows[offset][3] for offset in self.rows if source.first <= offset < source.end]
-            assert not held or (max(held) >= low and min(held) < high), "a file of another time is planned"
+            held = [self.times[offset] for offset in range(source.first, source.end)]
+            assert max(held) >= low and min(held) < high, "a file of another time is planned"
 
 
 TestRunTableMachine = RunTableMachine.TestCase

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from any_rows import ROW
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,21 +18,6 @@ from rmq_spark.log.message_batch import to_record_batch
 from rmq_spark.log.small_batch import to_message
 from rmq_spark.log.small_commits import decode_small, is_small
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-ROW = st.tuples(
-    TEXT,
-    st.integers(0, 65_535),
-    TEXT,
-    st.none() | TEXT,
-    st.none() | TEXT,
-    st.binary(max_size=20),
-    st.integers(-(2**31), 2**31 - 1),
-    st.integers(0, 2**31 - 1),
-    st.integers(-(2**63), 2**63 - 1),
-    st.none() | TEXT,
-    st.integers(0, 2**31 - 1),
-    st.lists(st.tuples(TEXT, TEXT), max_size=3),
-)
 FILES = st.lists(st.tuples(st.lists(ROW, min_size=1, max_size=10), st.booleans()), min_size=1, max_size=12)
 
 
