@@ -24,14 +24,13 @@ from rmq_spark.errors import (
     RmqError,
     UnavailableError,
 )
-from rmq_spark.log.announce import Helped, is_offerable
 from rmq_spark.log.ask import Asker
 from rmq_spark.log.disk_gauge import DiskGauge
 from rmq_spark.log.durability import Durability
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.offers import Offers
+from rmq_spark.log.offers import Helped, Offers, is_offerable
 from rmq_spark.log.pace import Pace
 from rmq_spark.log.request import Attempt, Offer, Offsets, Outcome, Request
 from rmq_spark.log.rows import PreparedRows, prepare, prepare_references

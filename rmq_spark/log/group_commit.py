@@ -4,9 +4,6 @@ The first caller leads: it takes what is queued, commits it for all, and hands t
 While a leader waits for the disk, the others queue up, so the group grows with the load. The leader waits a
 moment for as many callers as were seen lately, never longer than the linger: without that, threads fall into
 two halves that alternate, and each commit carries only one half.
-
-A commit's callers are woken one by the other, not all by the leader: threads that wake at once only wait again, for the
-interpreter's lock, and each of them is switched to twice.
 """
 
 from __future__ import annotations
@@ -50,9 +47,6 @@ class GroupCommit:
             latch = self._enter(request)
             if latch is not None:
                 latch.acquire()
-                if request.follower is not None:
-                    with self._lock:
-                        self._wake_follower(request)
             if self._leader is request:
                 self._lead(request)
         finally:
@@ -89,40 +83,25 @@ class GroupCommit:
         with self._lock:
             if not request.done and request in self._queue:
                 self._queue.remove(request)
-            request.gone = request.latch is not None
             if request.group:
                 self._settle(request)
-            if request.follower is not None and not request.gone:
-                self._wake_follower(request)
             if self._leader is request:
                 self._leader = self._queue[0] if self._queue else None
             if self._leader is not None:
                 self._leader.wake()
 
     def _settle(self, leader: Request) -> None:
-        """Each caller of the leader's group gets an outcome, and somebody who wakes it."""
+        """Each caller of the leader's group gets an outcome, and goes on."""
         while self._queue and self._queue[0] in leader.group:
             self._queue.popleft()  # the leader was interrupted while it took them
-        last = leader
         for other in leader.group:
             if not other.done:
                 other.error = OutcomeUnknownError(
                     "the caller who committed for this one was interrupted; append the same batch again"
                 )
             if other is not leader:
-                last.follower = other
-                last = other
+                other.wake()
         leader.group = ()
-
-    @staticmethod
-    def _wake_follower(request: Request) -> None:
-        """Wake the next caller of the same commit that is still there."""
-        follower = request.follower
-        while follower is not None and follower.gone:
-            follower = follower.follower
-        if follower is not None:
-            follower.wake()
-        request.follower = None
 
     def _lead(self, request: Request) -> None:
         gathering = None

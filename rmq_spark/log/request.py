@@ -17,13 +17,13 @@ from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import PreparedRows, RowFile, queue_offsets
 from rmq_spark.log.run_index import Runs
-from rmq_spark.log.state import LogState
+from rmq_spark.log.state import HelpedRows, LogState
 
 I64 = npt.NDArray[np.int64]
 Answer = TypeVar("Answer")
 
 LANDABLE_MS: Final = 2_000
-"""An offer that is older, by the time of a commit, is not landed by it; see `announce`."""
+"""An offer that is older, by the time of a commit, is not landed by it; see `offers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +174,10 @@ class Attempt(Tracked):
 
 @dataclass(eq=False)
 class Offer(Tracked):
-    """Rows of one process that others may land (see `announce`)."""
+    """Rows of one process that others may land (see `offers`)."""
 
     token: str
     announced_ms: int
-    order: list[int] = field(default_factory=list)
-    """Number of each row of its file among the given ones; empty when they are in order."""
     path: str = ""
     outcome: Outcome = Outcome.UNCLEAR
     landed: Landed | None = None
@@ -193,6 +191,13 @@ class Offer(Tracked):
         """It is in the log."""
         self.landed = landed
         self.become(Outcome.LANDED)
+
+    def land_by_others(self, helped: HelpedRows) -> None:
+        """A commit of another writer holds it."""
+        offsets = None
+        if helped.queue_offsets is not None:
+            offsets = KnownOffsets(np.array(helped.queue_offsets), np.array(helped.rows) + helped.slot)
+        self.land(Landed(helped.slot, helped.store_ms, offsets))
 
 
 @dataclass(eq=False)
@@ -230,10 +235,6 @@ class Request:
     """Held until it is done or has to lead; only those that wait have one. A tenth of the cost of an `Event`."""
     group: Sequence[Request] = ()
     """Of the one who leads: what it took out of the queue to be committed at once."""
-    follower: Request | None = None
-    """Who is woken by this one's caller as soon as it is awake itself."""
-    gone: bool = False
-    """Whether its caller was interrupted before anybody woke it."""
     weight: tuple[int, int] = field(init=False)
     """Rows and bytes, for the limits of a group; of a rule they are not known yet."""
 

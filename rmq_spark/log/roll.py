@@ -24,10 +24,10 @@ import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError, ExistsError, InvalidRequestError, NotFoundError
 from rmq_spark.log import file_encoder, scan, schema
-from rmq_spark.log.announce import past_announcements
 from rmq_spark.log.arrow_columns import integers_of
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, is_overtaken, write_mark
+from rmq_spark.log.offers import past_announcements
 from rmq_spark.log.rows import cut, describe
 from rmq_spark.log.run_index import sort_into_runs
 from rmq_spark.log.snapshot import write_floor, write_legacy_floor

@@ -26,6 +26,7 @@ from rmq_spark.log.marks import GENESIS
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.schema import Row
+from rmq_spark.log.small_commits import queue_offsets_of
 from rmq_spark.log.tail_index import TailIndex
 from rmq_spark.log.undo import Journal, UndoDict
 from rmq_spark.model import names
@@ -36,7 +37,7 @@ WRITER_TTL_MS: Final = 7 * 24 * 3_600_000
 """How long the last append of a writer is remembered after it; later retries raise `OutcomeUnknownError`."""
 
 HELPED_REMEMBERED_MS: Final = 10_000
-"""How long the state knows which announcements have landed; several times as long as they may be landed."""
+"""How long the state knows which offers have landed; several times as long as they may be landed."""
 HELPED_MIN: Final = 1_000
 
 AnyFold = TypeVar("AnyFold", bound=Fold)
@@ -57,13 +58,27 @@ class LastAppend:
 
 
 class HelpedRows(NamedTuple):
-    """Where an announcement was landed by another writer (see `announce`)."""
+    """Where an offer was landed by another writer (see `offers`)."""
 
     announced_ms: int
     slot: int
     store_ms: int
-    rows: tuple[int, ...]
+    rows: list[int]
     """The commit's row of each of its messages."""
+    queue_offsets: list[int] | None = None
+    """Queue offset of each of its messages; older versions did not note them."""
+
+
+def helped_rows(meta: FileMeta) -> dict[str, HelpedRows]:
+    """By token: the offers of other writers that a commit has landed."""
+    doc = meta.doc
+    if "helped" not in doc:
+        return {}
+    offsets = queue_offsets_of([meta])
+    return {
+        token: HelpedRows(announced_ms, doc["first"], doc["ts"], rows, offsets[rows].tolist())
+        for token, announced_ms, rows in doc["helped"]
+    }
 
 
 class LogState:
@@ -89,7 +104,7 @@ class LogState:
         self.writers: dict[str, LastAppend] = {}
         self.commits = TailIndex()
         self.helped: dict[str, HelpedRows] = {}
-        """By token: announcements that have landed lately, and some older ones."""
+        """By token: offers that have landed lately, and some older ones."""
         self._helped_max = HELPED_MIN
         """With more of them, older ones are looked for."""
         self.journal = Journal()
@@ -199,18 +214,16 @@ class LogState:
             self.durable = self.offset
         self.writers[doc["writer"]] = LastAppend(doc["epoch"], doc["seq"], doc["handle"], doc["ts"])
         self.commits.add(meta)
-        if self.helped or "helped" in doc:
-            self._note_help(doc)
+        self._note_help(helped_rows(meta))
 
-    def _note_help(self, doc: dict[str, Any]) -> None:
-        for token, announced_ms, rows in doc.get("helped", ()):
-            self.helped[token] = HelpedRows(announced_ms, doc["first"], doc["ts"], tuple(rows))
+    def _note_help(self, helped: dict[str, HelpedRows]) -> None:
+        self.helped.update(helped)
         if len(self.helped) > self._helped_max:
             self.helped = self._remembered_help()
             self._helped_max = max(HELPED_MIN, 2 * len(self.helped))
 
     def _remembered_help(self) -> dict[str, HelpedRows]:
-        """The announcements that have landed lately, by token; how many older ones are still here depends on chance."""
+        """The offers that have landed lately, by token; how many older ones are still here depends on chance."""
         oldest = self.store_ms - HELPED_REMEMBERED_MS
         return {token: each for token, each in sorted(self.helped.items()) if each.announced_ms >= oldest}
 
@@ -338,8 +351,7 @@ class LogState:
         self.offset, self.digest, self.store_ms = core["offset"], core["digest"], core["ts"]
         self.now_ms, self.durable = self.store_ms, core["durable"]
         self.writers = {name: LastAppend(*last) for name, last in core["writers"].items()}
-        for token, each in core.get("helped", {}).items():
-            self.helped[token] = HelpedRows(each[0], each[1], each[2], tuple(each[3]))
+        self.helped = {token: HelpedRows(*each) for token, each in core.get("helped", {}).items()}
         self.queues = Queues.load(json.loads(payloads["queues"]))
         self.commits = TailIndex.load(json.loads(payloads["commits"]))
         unknown = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -27,8 +27,7 @@ from rmq_spark.log.queues import Queues
 from rmq_spark.log.records import join_records, read_records, to_records
 from rmq_spark.log.small_commits import is_small
 from rmq_spark.log.snapshot import floor_state, newest_state, snapshot_names, stored_fold
-from rmq_spark.log.state import LogState, load_fold
-from rmq_spark.log.tail_index import fingerprint
+from rmq_spark.log.state import HelpedRows, LogState, helped_rows, load_fold
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
@@ -45,10 +44,8 @@ class Landing(NamedTuple):
     seq: int
     first: int
     store_ms: int
-    helped: Sequence[Sequence[Any]]
-    """Offers of other writers that it has landed: token, time, rows."""
-    fingerprint: int
-    """Which file it is."""
+    helped: dict[str, HelpedRows]
+    """By token: the offers of other writers that it has landed."""
 
 
 class Link(NamedTuple):
@@ -296,8 +293,7 @@ class LogView:
         self.folded += len(metas)
         for meta in metas if self.on_commit is not None else ():
             doc = meta.doc
-            landed = doc["handle"], doc["seq"], doc["first"], doc["ts"], doc.get("helped", ())
-            self._unconfirmed.append(Landing(*landed, fingerprint(meta.digest)))
+            self._unconfirmed.append(Landing(doc["handle"], doc["seq"], doc["first"], doc["ts"], helped_rows(meta)))
         self._loaded = loaded
 
     def apply_own_commit(self, meta: FileMeta) -> None:

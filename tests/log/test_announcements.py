@@ -12,8 +12,8 @@ from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 from rmq_spark.clock import ManualClock, SystemClock
 from rmq_spark.errors import InvalidRequestError, OutcomeUnknownError
 from rmq_spark.log import file_layout, state
-from rmq_spark.log.announce import SWEPT_MS, announce, list_announced
 from rmq_spark.log.message_batch import MessageBatch
+from rmq_spark.log.offers import SWEPT_MS, announce, list_announced
 from rmq_spark.log.pace import RIVALS_REMEMBERED
 from rmq_spark.log.request import Offer, Request
 from rmq_spark.log.roll import roll
@@ -30,11 +30,11 @@ def test_whoever_rolls_deletes_announcements_that_nobody_may_land_any_more() -> 
     with open_log(storage, clock=clock) as log:
         log.append(message("a"))
         for _ in range(2):
-            assert announce(storage, ROOT, message("dead"), Offer(clock.token(), clock.now_ms()))
+            assert announce(storage, ROOT, message("dead").rows or [], Offer(clock.token(), clock.now_ms()))
             clock.advance(SWEPT_MS / 1000)
         storage.create_if_absent(f"{paths.announced(ROOT)}/foreign", [b"x"])
         clock.advance(0.001)
-        assert announce(storage, ROOT, message("young"), Offer(clock.token(), clock.now_ms()))
+        assert announce(storage, ROOT, message("young").rows or [], Offer(clock.token(), clock.now_ms()))
         roll(log, min_commits=100)
         assert len(list(storage.list(paths.announced(ROOT)))) == 2, "the young one, and what is not the log's"
         assert ids(log) == ["a"]
@@ -47,7 +47,7 @@ def test_an_announcement_of_another_version_is_left_to_its_owner(monkeypatch: An
     with monkeypatch.context() as other:
         other.setattr(file_layout, "VERSION", 3)
         other.setitem(file_layout.SCHEMAS, 3, file_layout.SCHEMAS[2])
-        assert announce(storage, ROOT, message("theirs"), Offer(clock.token(), clock.now_ms()))
+        assert announce(storage, ROOT, message("theirs").rows or [], Offer(clock.token(), clock.now_ms()))
     with open_log(storage, clock=clock) as log:
         log.append(message("a"))
         assert ids(log) == ["a"]
@@ -60,7 +60,7 @@ def test_an_offer_whose_outcome_is_not_known_is_not_forgotten_when_a_signal_hand
     batch, offer = message("mine"), Offer(clock.token(), clock.now_ms())
     log._appender._offers._open.append(offer)
     log._note(Request(batch, offer=offer))  # as after an append that was given up
-    assert announce(storage, ROOT, batch, offer)
+    assert announce(storage, ROOT, batch.rows or [], offer)
     other.append(message("theirs"))
     with monkeypatch.context() as patched:
 
@@ -108,7 +108,7 @@ def test_a_writer_that_slept_until_its_landing_was_forgotten_does_not_land_again
             for name in ("third", "fourth"):
                 clock.advance(state.HELPED_REMEMBERED_MS / 1000 + 1)
                 other = Offer(clock.token(), clock.now_ms())
-                assert announce(weak.inner, ROOT, message(f"other {name}"), other)
+                assert announce(weak.inner, ROOT, message(f"other {name}").rows or [], other)
                 rival.append(message(name))
             roll(rival, min_commits=1)
 
@@ -119,12 +119,42 @@ def test_a_writer_that_slept_until_its_landing_was_forgotten_does_not_land_again
     assert ids(log).count("mine") == 1
 
 
+@pytest.mark.parametrize("rolled", [False, True])
+def test_who_was_helped_is_told_the_offsets_of_each_message(rolled: bool) -> None:
+    clock = ManualClock()
+    weak = Wrapped(MemoryStorage(clock=clock))
+    log, rival = open_log(weak, clock=clock), open_log(weak.inner, clock=clock, delete_grace_ms=0)
+
+    def win(path: str) -> None:
+        weak.before_create = None
+        rival.append(message("first", topic="z"))
+
+    def help_out(path: str) -> None:
+        if "/announced/" in path:
+            weak.after_create = None
+            rival.append(MessageBatch.merge([message("y", topic="z"), message("b", topic="b")]))
+            if rolled:  # then the commit is gone, and only the state tells
+                roll(rival, min_commits=1)
+
+    weak.before_create, weak.after_create = win, help_out
+    mine = [message("z1", topic="z"), message("a", topic="a"), message("z2", topic="z")]
+    result = log.append(MessageBatch.merge(mine))
+    assert result.queue_offsets is not None
+    assert result.commit_offsets is not None
+    rows = {row["msgId"]: row for batch in log.scan() for row in batch.to_pylist()}
+    told = [(rows[name]["queueOffset"], rows[name]["commitOffset"]) for name in ("z1", "a", "z2")]
+    assert list(zip(result.queue_offsets.tolist(), result.commit_offsets.tolist(), strict=True)) == told
+    assert [offset for offset, _ in told] == [2, 0, 3]
+
+
 def test_a_writer_that_lands_what_others_offer_goes_on_looking_for_offers() -> None:
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
     with open_log(storage, clock=clock) as log:
         for number in range(2 * RIVALS_REMEMBERED):
-            assert announce(storage, ROOT, message(f"offered-{number}"), Offer(clock.token(), clock.now_ms()))
+            assert announce(
+                storage, ROOT, message(f"offered-{number}").rows or [], Offer(clock.token(), clock.now_ms())
+            )
             log.append(message(f"own-{number}"))
             assert f"offered-{number}" in ids(log)
 
@@ -153,7 +183,7 @@ def test_who_has_offered_waits_without_polling_and_lands_its_rows_itself_when_th
 
 
 def test_a_copy_of_the_state_holds_no_announcements_that_are_forgotten_by_its_time() -> None:
-    known = {"young": HelpedRows(15_000, 3, 15_000, (0,)), "old": HelpedRows(1_000, 1, 1_000, (0,))}
+    known = {"young": HelpedRows(15_000, 3, 15_000, [0]), "old": HelpedRows(1_000, 1, 1_000, [0])}
     folded = LogState()
     folded.store_ms = 20_000
     folded.helped = dict(known)
@@ -167,7 +197,7 @@ def test_announcements_are_forgotten_although_one_has_a_time_far_ahead() -> None
     for number in range(20 * HELPED_MIN):
         known.store_ms = 10 * number
         announced_ms = 10**9 if number == 0 else known.store_ms
-        known._note_help({"helped": [[f"token-{number}", announced_ms, [0]]], "first": number, "ts": known.store_ms})
+        known._note_help({f"token-{number}": HelpedRows(announced_ms, number, known.store_ms, [0])})
     assert "token-0" in known.helped
     assert len(known.helped) <= 2 * HELPED_MIN + 2, "those of the last ten seconds, and at most as many older ones"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from service_world import ServiceWorld
 
-from rmq_spark.log.announce import SWEPT_MS
 from rmq_spark.log.collect import ORPHAN_AGE_MS
+from rmq_spark.log.offers import SWEPT_MS
 from rmq_spark.model.message import Message
 from rmq_spark.services.sweep import SWEEP_SECONDS, SweepService
 from rmq_spark.storage import paths
