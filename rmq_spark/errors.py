@@ -54,7 +54,7 @@ class PreconditionFailedError(RmqError):
 
 
 class FencedError(RmqError):
-    """A newer holder of this writer's name has appended; open a new handle. Nothing was written."""
+    """Somebody else has taken over the lease on a table; what this one had committed stays. Take the lease again."""
 
 
 class OutcomeUnknownError(RmqError):

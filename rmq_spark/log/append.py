@@ -18,7 +18,6 @@ from typing import NoReturn
 from rmq_spark.clock import Clock
 from rmq_spark.errors import (
     ExistsError,
-    FencedError,
     LostRaceError,
     OutcomeUnknownError,
     RmqError,
@@ -47,15 +46,12 @@ TRIES_A_TURN = 8
 class Appender:
     """Lands the requests of a handle. Not safe for use by two threads at once."""
 
-    def __init__(self, view: LogView, settings: LogSettings, clock: Clock, writer: str | None) -> None:
+    def __init__(self, view: LogView, settings: LogSettings, clock: Clock) -> None:
         self._view = view
         self._settings = settings
         self._clock = clock
         self._handle = clock.token()
-        self._writer = writer or self._handle
         self._place = paths.commitlog(view.root)
-        last = view.state.last_append(self._writer)
-        self._epoch = 0 if writer is None else (last.epoch + 1 if last else 1)
         self._seq = 0
         self._pending: list[Attempt] = []
         """Attempts whose outcome is not known yet."""
@@ -79,7 +75,7 @@ class Appender:
         """Answer the requests of `group` and append what they need as one commit; what came of each is in it.
 
         Raises:
-            FencedError, ClockSkewError, StorageFullError, ReadOnlyError, UnavailableError, LostRaceError: nothing was
+            ClockSkewError, StorageFullError, ReadOnlyError, UnavailableError, LostRaceError: nothing was
                 written for those that are not done.
             OutcomeUnknownError: it may have been written; the requests name the attempt that tells later.
         """
@@ -103,11 +99,8 @@ class Appender:
         """Try slot after slot until the requests are answered, by this handle or by one that helps it."""
         losses = 0
         while not todo[0].settled and not self._was_helped(todo):
-            # Who finds the turn taken offers its rows to whoever has it, and then waits. What a named writer sends must
-            # not land after another has taken over its name.
-            offers = (
-                self._pace.rivals_help and (self._has_turns or losses > 0) and self._epoch == 0 and is_offerable(todo)
-            )
+            # Who finds the turn taken offers its rows to whoever has it, and then waits.
+            offers = self._pace.rivals_help and (self._has_turns or losses > 0) and is_offerable(todo)
             waits = not (offers or self._may_be_helped(deadline))
             with self._view.storage.turn(self._place, TURN_SECONDS if waits else 0.0) as held:
                 self._has_turns = self._has_turns or held
@@ -200,7 +193,7 @@ class Appender:
         written_now = attempt.outcome is Outcome.UNCLEAR and self._resolve(attempt)
         if attempt.outcome is Outcome.FORGOTTEN:
             raise OutcomeUnknownError(
-                "the log no longer records the outcome of this append: the writer slept too long, or lost its name",
+                "the log no longer records the outcome of this append: the writer slept too long",
                 slot=attempt.slot,
                 stamped_ms=attempt.store_ms,
                 log_ms=self._view.state.store_ms,
@@ -253,7 +246,6 @@ class Appender:
     def _try(self, todo: Sequence[Request], deadline: int) -> bool:
         """One attempt at the current end. False: lost, or overtaken; the view is fresh again."""
         state = self._view.state
-        self._refuse_fenced(state)
         state.open_trial(self._pace.stamp(state.store_ms))
         attempt: Attempt | None = None
         try:
@@ -358,8 +350,8 @@ class Appender:
             "first": state.offset,
             "ts": state.now_ms,
             "prev": state.digest,
-            "writer": self._writer,
-            "epoch": self._epoch,
+            "writer": self._handle,
+            "epoch": 0,
             "seq": self._seq,
             "handle": self._handle,
             "flush": "sync" if self._settings.flush is Flush.SYNC else "async",
@@ -460,15 +452,13 @@ class Appender:
         """The state was loaded anew, past the slots of pending attempts: ask it which of them are in the log."""
         state = self._view.state
         self._offers.settle_after_reload(state)
-        last = state.last_append(self._writer)
+        last = state.last_append(self._handle)
         for attempt in self._pending:
             if attempt.slot >= state.offset or attempt.outcome is not Outcome.UNCLEAR:
                 continue
             # Sequence numbers rise along the log, and only the newest pending one can be the last of this handle.
-            if last is not None and last.handle == self._handle and last.seq == attempt.seq:
+            if last is not None and last.seq == attempt.seq:
                 attempt.become(Outcome.LANDED)
-            elif last is not None and last.handle != self._handle:
-                attempt.become(Outcome.FORGOTTEN)  # another holder of the name hides whether ours is there
             elif last is None and state.store_ms - attempt.store_ms > WRITER_TTL_MS // 2:
                 attempt.become(Outcome.FORGOTTEN)
         self._settle(state.offset - 1)
@@ -487,13 +477,3 @@ class Appender:
 
     def _deadline(self) -> int:
         return self._clock.elapsed_ns() + self._settings.append_timeout_ms * 1_000_000
-
-    def _refuse_fenced(self, state: LogState) -> None:
-        last = state.last_append(self._writer)
-        if last is not None and last.handle != self._handle and last.epoch >= self._epoch:
-            raise FencedError(
-                "another handle took over this writer's name; open a new one",
-                writer=self._writer,
-                epoch=self._epoch,
-                current_epoch=last.epoch,
-            )

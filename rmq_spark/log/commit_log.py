@@ -108,7 +108,6 @@ class CommitLog:
         *,
         settings: LogSettings | None = None,
         clock: Clock | None = None,
-        writer: str | None = None,
         read_only: bool = False,
         folds: Iterable[type[Fold]] = (),
     ) -> None:
@@ -126,7 +125,7 @@ class CommitLog:
         self._view.load()
         if not read_only:
             refuse_holes(self._view)
-        self._appender = Appender(self._view, self.settings, self.clock, writer)
+        self._appender = Appender(self._view, self.settings, self.clock)
         self._group = GroupCommit(self._commit_group, self.settings, self.clock)
         self._unclear: OrderedDict[object, Request] = OrderedDict()
         """Appends that ended unclear, or whose caller was interrupted."""
@@ -153,7 +152,6 @@ class CommitLog:
 
         Raises:
             InvalidRequestError: it holds no row, or a state message that cannot be read back; nothing was written.
-            FencedError: another handle took over this writer's name; nothing was written.
             LostRaceError, StorageFullError, UnavailableError, ClockSkewError: nothing was written.
             OutcomeUnknownError: the storage never said whether it landed.
             ReadOnlyError, ClosedError: this handle cannot append.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -46,14 +45,10 @@ _COLUMN: Final = {name: schema.ROWS.get_field_index(name) for name in schema.ROW
 _TOPIC, _QUEUE = _COLUMN["topic"], _COLUMN["queueId"]
 
 
-@dataclass(frozen=True, slots=True)
-class LastAppend:
-    """The newest commit of one writer."""
+class LastAppend(NamedTuple):
+    """The newest commit of one handle."""
 
-    epoch: int
     seq: int
-    handle: str
-    """Which handle it was: two processes may hold the same writer's name."""
     store_ms: int
 
 
@@ -102,6 +97,7 @@ class LogState:
         """Everything below is known to survive power loss."""
         self.queues = Queues()
         self.writers: dict[str, LastAppend] = {}
+        """By handle."""
         self.commits = TailIndex()
         self.helped: dict[str, HelpedRows] = {}
         """By token: offers that have landed lately, and some older ones."""
@@ -212,7 +208,7 @@ class LogState:
         self.store_ms = self.now_ms = doc["ts"]
         if doc["flush"] == "sync":
             self.durable = self.offset
-        self.writers[doc["writer"]] = LastAppend(doc["epoch"], doc["seq"], doc["handle"], doc["ts"])
+        self.writers[doc["handle"]] = LastAppend(doc["seq"], doc["ts"])
         self.commits.add(meta)
         self._note_help(helped_rows(meta))
 
@@ -313,27 +309,23 @@ class LogState:
 
     # ------------------------------------------------------------ copies
 
-    def last_append(self, writer: str) -> LastAppend | None:
-        """The newest commit of `writer`, if it is still remembered."""
-        last = self.writers.get(writer)
+    def last_append(self, handle: str) -> LastAppend | None:
+        """The newest commit of `handle`, if it is still remembered."""
+        last = self.writers.get(handle)
         if last is None or last.store_ms < self.store_ms - WRITER_TTL_MS:
             return None
         return last
 
     def dump(self) -> dict[str, bytes]:
         """The state as named payloads, for snapshots."""
-        self.writers = {
-            name: last for name, last in self.writers.items() if last.store_ms >= self.store_ms - WRITER_TTL_MS
-        }
+        self.writers = {handle: last for handle in self.writers if (last := self.last_append(handle)) is not None}
         core = {
             "offset": self.offset,
             "digest": self.digest,
             "ts": self.store_ms,
             "durable": self.durable,
             "helped": {token: list(each) for token, each in self._remembered_help().items()},
-            "writers": {
-                name: [last.epoch, last.seq, last.handle, last.store_ms] for name, last in sorted(self.writers.items())
-            },
+            "writers": {handle: [0, last.seq, handle, last.store_ms] for handle, last in sorted(self.writers.items())},
         }
         payloads: dict[str, Any] = {"core": core, "queues": self.queues.dump(), "commits": self.commits.dump()}
         for name, fold in sorted(self.folds.items()):
@@ -350,7 +342,7 @@ class LogState:
         core = json.loads(payloads["core"])
         self.offset, self.digest, self.store_ms = core["offset"], core["digest"], core["ts"]
         self.now_ms, self.durable = self.store_ms, core["durable"]
-        self.writers = {name: LastAppend(*last) for name, last in core["writers"].items()}
+        self.writers = {handle: LastAppend(seq, ms) for _, seq, handle, ms in core["writers"].values()}
         self.helped = {token: HelpedRows(*each) for token, each in core.get("helped", {}).items()}
         self.queues = Queues.load(json.loads(payloads["queues"]))
         self.commits = TailIndex.load(json.loads(payloads["commits"]))

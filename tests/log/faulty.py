@@ -141,7 +141,6 @@ def open_log(
     storage: Storage | None = None,
     *,
     clock: Clock | None = None,
-    writer: str | None = None,
     folds: Iterable[type[Fold]] = (),
     **settings: Any,
 ) -> CommitLog:
@@ -152,7 +151,6 @@ def open_log(
         BROKER,
         settings=LogSettings(**given),
         clock=clock,
-        writer=writer,
         folds=folds,
     )
 

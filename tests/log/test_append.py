@@ -288,57 +288,6 @@ class TestKindsOfFailure:
             assert ids(log) == ["a"]
 
 
-class TestNamedWriters:
-    def test_the_newer_handle_fences_the_older(self) -> None:
-        storage = MemoryStorage()
-        with open_log(storage, writer="job") as old:
-            old.append(message("a"))
-            with open_log(storage, writer="job") as new:
-                old.append(message("b"))  # opening alone fences nobody
-                new.append(message("c"))
-                with pytest.raises(FencedError) as caught:
-                    old.append(message("d"))
-                assert caught.value.context["writer"] == "job"
-                new.append(message("e"))
-            with open_log(storage, writer="job") as third:
-                third.append(message("f"))
-            with open_log(storage) as reader:
-                assert ids(reader) == ["a", "b", "c", "e", "f"]
-
-    def test_two_opened_at_once(self) -> None:
-        storage = MemoryStorage()
-        with open_log(storage, writer="job") as one, open_log(storage, writer="job") as two:
-            one.append(message("a"))
-            with pytest.raises(FencedError):
-                two.append(message("b"))
-            one.append(message("c"))
-
-    def test_fenced_across_a_roll(self) -> None:
-        storage = MemoryStorage()
-        with open_log(storage, writer="job") as old, open_log(storage, writer="job") as new:
-            old.append(message("a"))
-            with open_log(storage, writer="job") as newest:
-                newest.append(message("b"))
-                roll(newest)
-            for stale in (old, new):
-                # It wrote to a freed name; whether that landed before the roll is hidden by the new holder's append.
-                with pytest.raises(OutcomeUnknownError):
-                    stale.append(message("c"))
-                with pytest.raises(FencedError):
-                    stale.append(message("d"))
-            assert ids(open_log(storage)) == ["a", "b"]
-
-    def test_other_names_are_not_touched(self) -> None:
-        storage = MemoryStorage()
-        with (
-            open_log(storage, writer="one") as one,
-            open_log(storage, writer="two") as two,
-            open_log(storage) as nobody,
-        ):
-            for log in (one, two, nobody, one):
-                log.append(message("m"))
-
-
 class LostReplies:
     """Makes creates of commits end unclear: landed or not, as the test wants."""
 

@@ -192,7 +192,7 @@ class TestNotTrusted:
 
 def test_opening_after_everything_before_was_expired() -> None:
     storage, clock = MemoryStorage(), ManualClock()
-    with open_log(storage, clock=clock, segment_span_ms=1_000, retention_ms=5_000, writer="w") as log:
+    with open_log(storage, clock=clock, segment_span_ms=1_000, retention_ms=5_000) as log:
         for number in range(5):
             log.append(message(f"m{number}", queue=number % 2), app=("app", number))
             clock.advance(3)
@@ -206,6 +206,6 @@ def test_opening_after_everything_before_was_expired() -> None:
         assert fresh.view.state.queues.bounds("t", 0) == (2, 4)
         assert fresh.view.state.queues.bounds("t", 1) == (2, 2)
         assert fresh.append(message("again"), app=("app", 4)).repeated, "sink batches are remembered"
-    with open_log(storage, clock=clock, writer="w") as newer:
+    with open_log(storage, clock=clock) as newer:
         newer.append(message("w2"))
     check_log(storage, ROOT, BROKER, acked=[])

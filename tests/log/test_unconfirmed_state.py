@@ -15,7 +15,6 @@ from rmq_spark.client.store import Store
 from rmq_spark.errors import (
     ClosedError,
     CorruptDataError,
-    FencedError,
     InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
@@ -250,27 +249,6 @@ def test_a_message_sent_again_after_an_unclear_answer_lands_once(tmp_path: Any) 
         weak.after_create = None
         assert producer.send(sent).msg_id == "ID1"
         assert ids(store.log()) == ["ID0", "ID1"]
-
-
-def test_a_fenced_writer_is_not_told_that_nothing_was_written_when_it_may_have_been() -> None:
-    base = MemoryStorage()
-    weak = Wrapped(base)
-    log = CommitLog(weak, ROOT, BROKER, settings=settings(), writer="name")
-
-    def lose(path: str) -> None:
-        raise OutcomeUnknownError("no answer")
-
-    batch = message("A")
-    weak.after_create = lose
-    with pytest.raises(OutcomeUnknownError):
-        log.append(batch)
-    weak.after_create = None
-    other = CommitLog(base, ROOT, BROKER, settings=settings(), writer="name")
-    other.append(message("B"))
-    roll(other)
-    with pytest.raises(OutcomeUnknownError) as caught:
-        log.append(batch)
-    assert not isinstance(caught.value, FencedError)
 
 
 def settings() -> Any:
