@@ -31,7 +31,7 @@ from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.offers import Helped, Offers, is_offerable
 from rmq_spark.log.pace import Pace
-from rmq_spark.log.request import Attempt, Offer, Offsets, Outcome, Request
+from rmq_spark.log.request import Attempt, Offer, Outcome, Request, offsets_of
 from rmq_spark.log.rows import PreparedRows, prepare, prepare_references
 from rmq_spark.log.state import WRITER_TTL_MS, LogState
 from rmq_spark.log.view import Landing, LogView
@@ -359,7 +359,7 @@ class Appender:
         }
         if apps := [list(request.app) for request in mine if request.app is not None]:
             place["apps"] = apps
-        offsets = Offsets(rows, state.offset, bases)
+        offsets = offsets_of(rows, state.offset, bases)
         if named := self._offers.names_of(offsets, state.offset, sum([request.rows for request in mine]), helped):
             place["helped"] = named
         encoded = Encoded(rows.blocks, {**rows.doc, **place})

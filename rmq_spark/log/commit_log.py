@@ -39,7 +39,7 @@ from rmq_spark.log.follower import Follower
 from rmq_spark.log.group_commit import GroupCommit
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.recover import refuse_holes
-from rmq_spark.log.request import KnownOffsets, Offsets, Outcome, Request, Rule
+from rmq_spark.log.request import Offsets, Outcome, Request, Rule
 from rmq_spark.log.rows import RowFile
 from rmq_spark.log.snapshot import write_snapshot
 from rmq_spark.log.view import LogView
@@ -64,7 +64,7 @@ class AppendResult:
     """storeTimestamp of all messages; None with `buffered`, where the commit is still to come."""
     repeated: bool = False
     """True when the same append had landed before and nothing was written now."""
-    offsets: Offsets | KnownOffsets | None = None
+    offsets: Offsets | None = None
     """Those of the whole commit, which other callers may share; None when they are not known."""
     first_row: int = 0
     rows: int = 0
@@ -384,13 +384,11 @@ class CommitLog:
             self._unclear.popitem(last=False)
 
     def _after(self, group: Sequence[Request]) -> None:
-        landed = [request.landed for request in group if request.settled and request.landed is not None]
-        for each in {each.slot: each for each in landed}.values():  # some may have landed in commits before
-            if len(group) > 1 and each.offsets is not None:
-                _ = each.offsets.queue, each.offsets.commit  # worked out once, not by every caller that wakes
-            if self.settings.flush is not Flush.SYNC:
-                self._unflushed.append(each.slot)
-                self._flusher.poke()
+        # Not of one commit only: some may have landed before.
+        slots = {request.landed.slot for request in group if request.settled and request.landed is not None}
+        if slots and self.settings.flush is not Flush.SYNC:
+            self._unflushed += sorted(slots)
+            self._flusher.poke()
         if self._follower is not None:
             self._follower.note_end(self._view.state.offset)
         if self._view.folded >= self.settings.snapshot_every_commits:

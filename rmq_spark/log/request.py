@@ -66,39 +66,24 @@ _TRANSITIONS: Final = {
 }
 
 
-class Offsets:
-    """What each row of a commit was given, worked out when somebody asks: whoever sends batches seldom does."""
+class Offsets(NamedTuple):
+    """What each row was given, in the order the rows were given."""
 
-    def __init__(self, rows: PreparedRows, first: int, bases: I64) -> None:
-        self._rows = rows.blocks.rows
-        self._runs = rows.runs
-        self._order = rows.order
-        self._first = first
-        self._bases = bases
-        # Not `cached_property`: that of Python 3.11 locks all objects of the class while one is computed.
-        self._queue: I64 | None = None
-        self._commit: I64 | None = None
+    queue: I64
+    """Queue offset of each row."""
+    commit: I64
+    """Log offset of each row."""
 
-    @property
-    def queue(self) -> I64:
-        """Queue offset of each row, in the order the rows were given."""
-        if self._queue is None:
-            self._queue = self._in_caller_order(queue_offsets(self._runs, self._bases))
-        return self._queue
 
-    @property
-    def commit(self) -> I64:
-        """Log offset of each row, in the order the rows were given."""
-        if self._commit is None:
-            self._commit = self._in_caller_order(np.arange(self._first, self._first + self._rows, dtype=np.int64))
-        return self._commit
-
-    def _in_caller_order(self, values: I64) -> I64:
-        if self._order is None:
-            return values
-        by_caller = np.empty_like(values)
-        by_caller[self._order] = values
-        return by_caller
+def offsets_of(rows: PreparedRows, first: int, bases: I64) -> Offsets:
+    """What each row of a commit is given that begins at `first`; `bases`: queue offset of each run's first row."""
+    queue = queue_offsets(rows.runs, bases)
+    commit = np.arange(first, first + len(queue), dtype=np.int64)
+    if rows.order is None:
+        return Offsets(queue, commit)
+    place = np.empty_like(rows.order)
+    place[rows.order] = np.arange(len(queue))
+    return Offsets(queue[place], commit[place])
 
 
 class Landed(NamedTuple):
@@ -107,15 +92,8 @@ class Landed(NamedTuple):
     slot: int
     """Log offset of the commit's first row."""
     store_ms: int
-    offsets: Offsets | KnownOffsets | None
+    offsets: Offsets | None
     """What each row was given; None when it is not known."""
-
-
-class KnownOffsets(NamedTuple):
-    """As `Offsets`, of rows that another handle has landed."""
-
-    queue: I64
-    commit: I64
 
 
 class Tracked:
@@ -196,7 +174,7 @@ class Offer(Tracked):
         """A commit of another writer holds it."""
         offsets = None
         if helped.queue_offsets is not None:
-            offsets = KnownOffsets(np.array(helped.queue_offsets), np.array(helped.rows) + helped.slot)
+            offsets = Offsets(np.array(helped.queue_offsets), np.array(helped.rows) + helped.slot)
         self.land(Landed(helped.slot, helped.store_ms, offsets))
 
 
