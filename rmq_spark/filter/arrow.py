@@ -166,8 +166,8 @@ def _in(operand: Run, choices: Any, negated: bool, rows: Rows, live: Bools) -> C
     column = operand(rows, live)
     if not isinstance(column, TextColumn):
         raise TypeError("IN looks at properties only")
-    found = to_numpy(pc.is_in(column.array, value_set=choices))
-    return Flags((~found if negated else found) & ~column.missing, column.missing)
+    matches = to_numpy(pc.is_in(column.array, value_set=choices))
+    return Flags((~matches if negated else matches) & ~column.missing, column.missing)
 
 
 def _search(node: ast.Search, operand: Run, rows: Rows, live: Bools) -> Column:
@@ -176,8 +176,8 @@ def _search(node: ast.Search, operand: Run, rows: Rows, live: Bools) -> Column:
     column = operand(rows, live)
     if not isinstance(column, TextColumn):
         return Same(False)
-    found = to_numpy(_SEARCHES[node.kind](column.array, node.text).fill_null(node.negated))
-    return Flags(~found if node.negated else found, np.zeros(len(live), np.bool_))
+    matches = to_numpy(_SEARCHES[node.kind](column.array, node.text).fill_null(node.negated))
+    return Flags(~matches if node.negated else matches, np.zeros(len(live), np.bool_))
 
 
 def _not(operand: Run, rows: Rows, live: Bools) -> Column:

@@ -93,13 +93,13 @@ def _in(operand: Evaluator, choices: frozenset[str], negated: bool) -> Evaluator
 
 
 def _search(node: ast.Search, operand: Evaluator) -> Evaluator:
-    found, text, negated = SEARCHES[node.kind], node.text, node.negated
+    search, text, negated = SEARCHES[node.kind], node.text, node.negated
     if not text:
         return lambda row: False
 
     def run(row: Mapping[str, str]) -> ast.Value:
         value = operand(row)
-        return isinstance(value, str) and found(value, text) is not negated
+        return isinstance(value, str) and search(value, text) is not negated
 
     return run
 

@@ -69,12 +69,12 @@ class Lexer:
         start = skipped.end() if skipped else self._position
         if start == len(self._expression):
             return Token(END, "", start)
-        found = _TOKEN.match(self._expression, start)
-        if found is None:
+        match = _TOKEN.match(self._expression, start)
+        if match is None:
             raise self._illegal(start)
-        self._position = found.end()
-        text = found.group()
-        kind = str(found.lastgroup)
+        self._position = match.end()
+        text = match.group()
+        kind = str(match.lastgroup)
         if kind == "operator":
             kind = text
         elif kind == "name" and text.upper() in KEYWORDS:

@@ -298,8 +298,8 @@ class _Parser:
         return self._error("nested too deep", position, f"less than {NESTING_MAX + 1} levels of nesting")
 
     def _unexpected(self, expected: str) -> FilterSyntaxError:
-        found = "the end of the text" if self._token.kind == END else repr(self._token.text)
-        return self._error(f"found {found}", self._token.position, expected)
+        actual = "the end of the text" if self._token.kind == END else repr(self._token.text)
+        return self._error(f"found {actual}", self._token.position, expected)
 
     def _error(self, problem: str, position: int, expected: str) -> FilterSyntaxError:
         return syntax_error(problem, self._expression, position, expected)

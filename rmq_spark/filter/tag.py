@@ -67,8 +67,8 @@ class TagFilter:
         texts = text_column(batch, TAGS).array
         if len(self._choices) > _FEW_TAGS:
             return pc.is_in(texts, value_set=self._choices)
-        found = functools.reduce(pc.or_, [pc.equal(texts, tag) for tag in self._choices])
-        return found.fill_null(False) if found.null_count else found
+        has_tag = functools.reduce(pc.or_, [pc.equal(texts, tag) for tag in self._choices])
+        return has_tag.fill_null(False) if has_tag.null_count else has_tag
 
     def matches(self, properties: Mapping[str, str]) -> bool:
         return self.tags is None or properties.get(TAGS) in self.tags

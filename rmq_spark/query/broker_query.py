@@ -98,10 +98,10 @@ class BrokerQuery:
     def fetch(self, places: Places, stats: QueryStats) -> pa.RecordBatch:
         """Messages at places, with all columns."""
         cost = scan.ScanStats()
-        found = fetch_messages(self._log, places, stats=cost)
+        messages = fetch_messages(self._log, places, stats=cost)
         stats.other_bytes += cost.bytes_read
-        stats.fetched += found.num_rows
-        return found
+        stats.fetched += messages.num_rows
+        return messages
 
     # ------------------------------------------------------------ keys and ids
 
@@ -110,20 +110,20 @@ class BrokerQuery:
         start, end = self._log.look(lambda view: (view.mark.log_start, view.state.offset))
         check_mark("index", self._log.broker, index.mark, end)
         middle = max(start, index.mark or 0)
-        found: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
         left = asked.limit
         for batch in self._in_log(asked, middle, end, stats):
-            found.append(batch.slice(0, left))
-            left -= found[-1].num_rows
+            batches.append(batch.slice(0, left))
+            left -= batches[-1].num_rows
             if left <= 0:
-                return _joined(found)
+                return _joined(batches)
         if index.mark is not None:
             for batch in self._in_index(asked, index.look_up(), (start, middle), left, stats):
-                found.append(batch.slice(0, left))
-                left -= found[-1].num_rows
+                batches.append(batch.slice(0, left))
+                left -= batches[-1].num_rows
                 if left <= 0:
                     break
-        return _joined(found)
+        return _joined(batches)
 
     def _in_log(self, asked: Asked, start: int, end: int, stats: QueryStats) -> Iterator[pa.RecordBatch]:
         """Matches in [start, end), newest first."""
@@ -191,7 +191,7 @@ class BrokerQuery:
         if low >= high:
             return _joined([])
         table = self._runs.list_runs(scan.Query(), lambda name, queues: (queues == queue) & (name == topic))
-        found: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
         for run in range(len(table.rows) - 1, -1, -1):
             base, run_end = int(table.base[run]), int(table.base[run] + table.rows[run])
             if run_end <= low or base >= high:
@@ -204,16 +204,16 @@ class BrokerQuery:
                 columns=_PLACE_COLUMNS,
                 skip_expired=True,
             )
-            found += self._queued(query, limit - _count(found), stats)
-            if _count(found) >= limit:
+            batches += self._queued(query, limit - _count(batches), stats)
+            if _count(batches) >= limit:
                 break
-        return _joined(found)
+        return _joined(batches)
 
     def time_range(
         self, topic: str, from_ms: int | None, to_ms: int | None, limit: int, stats: QueryStats
     ) -> pa.RecordBatch:
         """The last messages of a topic in a time range."""
-        found: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
         for first, last in self._time_windows(from_ms, to_ms):
             query = scan.Query(
                 topics=frozenset((topic,)),
@@ -224,10 +224,10 @@ class BrokerQuery:
                 columns=_PLACE_COLUMNS,
                 skip_expired=True,
             )
-            found += self._queued(query, limit - _count(found), stats)
-            if _count(found) >= limit:
+            batches += self._queued(query, limit - _count(batches), stats)
+            if _count(batches) >= limit:
                 break
-        return _joined(found)
+        return _joined(batches)
 
     def _time_windows(self, from_ms: int | None, to_ms: int | None) -> Iterator[tuple[int, int]]:
         """Log ranges that hold what was stored in a time range, newest first, and larger the longer it takes."""

@@ -154,7 +154,7 @@ class IndexFiles:
             NotFoundError: a file is gone; the table has a newer version.
             CorruptDataError: a file is damaged.
         """
-        found: list[pa.Table] = []
+        hits: list[pa.Table] = []
         for file in files:
             wanted = [value for value in hashes if file.may_hold("keyHash", value, value)]
             if not wanted:
@@ -165,11 +165,11 @@ class IndexFiles:
             owner = broker if file.broker is None else None
             for value in wanted:
                 for group in footer.groups_with(value):
-                    found += self._hits(footer, group, value, hashes[value], stats, owner=owner)
-        if not found:
+                    hits += self._hits(footer, group, value, hashes[value], stats, owner=owner)
+        if not hits:
             none = np.empty(0, np.int64)
             return IndexHits(none, none, none, ())
-        table = pa.concat_tables(found)
+        table = pa.concat_tables(hits)
         commit, queue, offset = (table[name].to_numpy().astype(np.int64) for name in _PLACES[1:])
         return IndexHits(commit, queue, offset, tuple(table["topic"].to_pylist()))
 
@@ -230,10 +230,10 @@ class IndexFiles:
         return self._storage.read_range(path, start, length)
 
     def _footer(self, file: DataFile, stats: LookupStats) -> _Footer:
-        found = self._kept.get(file.path)
-        if found is not None:
+        footer = self._kept.get(file.path)
+        if footer is not None:
             self._kept.move_to_end(file.path)
-            return found
+            return footer
         path = f"{SPEC.root}/{file.path}"
         tail, size = self._storage.read_tail(path, _TAIL)
         if len(tail) < 12 or tail[-4:] != b"PAR1":
@@ -243,13 +243,13 @@ class IndexFiles:
             tail, size = self._storage.read_tail(path, length)
         stats.bytes_read += length
         try:
-            found = _Footer(path, pq.read_metadata(pa.BufferReader(tail)), size)
+            footer = _Footer(path, pq.read_metadata(pa.BufferReader(tail)), size)
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise _damaged(path, str(error)) from error
-        self._kept[file.path] = found
+        self._kept[file.path] = footer
         while len(self._kept) > FILES_KEPT:
             self._kept.popitem(last=False)
-        return found
+        return footer
 
 
 def _payload_of(chunk: bytes | memoryview) -> int | None:

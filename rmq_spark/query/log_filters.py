@@ -66,8 +66,8 @@ class LogFilters:
     def _matching(self, may_hold: Callable[[RangeFilter], bool], start: int, end: int) -> Iterator[tuple[int, int]]:
         with self._lock:
             self._cover(start, end)
-            found = [range_ for range_ in reversed(self._filters) if range_.end > start and range_.first < end]
-        return ((max(r.first, start), min(r.end, end)) for r in found if may_hold(r))
+            ranges = [range_ for range_ in reversed(self._filters) if range_.end > start and range_.first < end]
+        return ((max(r.first, start), min(r.end, end)) for r in ranges if may_hold(r))
 
     def _cover(self, start: int, end: int) -> None:
         """Have filters for all of [start, end), and forget those before it."""

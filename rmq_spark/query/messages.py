@@ -142,8 +142,8 @@ class MessageQuery:
         if len(brokers) > 1:
             raise InvalidRequestError("the topic is on several brokers; name one", topic=topic, brokers=brokers)
         stats = QueryStats()
-        found = [self._on(name).queue_range(topic, queue, (start, end), _checked(limit), stats) for name in brokers]
-        return self._answer(found, limit, stats)
+        batches = [self._on(name).queue_range(topic, queue, (start, end), _checked(limit), stats) for name in brokers]
+        return self._answer(batches, limit, stats)
 
     def by_time(
         self,
@@ -161,8 +161,8 @@ class MessageQuery:
         """
         stats = QueryStats()
         brokers = self._brokers_of(topic, broker)
-        found = [self._on(name).time_range(topic, from_ms, to_ms, _checked(limit), stats) for name in brokers]
-        return self._answer(found, limit, stats)
+        batches = [self._on(name).time_range(topic, from_ms, to_ms, _checked(limit), stats) for name in brokers]
+        return self._answer(batches, limit, stats)
 
     # ------------------------------------------------------------ inner works
 
@@ -170,7 +170,7 @@ class MessageQuery:
         """The brokers to ask.
 
         Raises:
-            NotFoundError: nobody knows the topic, or the broker.
+            NotFoundError: no such topic or broker.
         """
 
         def configured(view: LogView) -> tuple[set[str], dict[str, Any] | None]:
@@ -194,26 +194,26 @@ class MessageQuery:
 
     def _on(self, broker: str) -> BrokerQuery:
         with self._lock:
-            found = self._brokers.get(broker)
-            if found is None:
-                found = self._brokers[broker] = BrokerQuery(self._store.log(broker))
-            return found
+            broker_query = self._brokers.get(broker)
+            if broker_query is None:
+                broker_query = self._brokers[broker] = BrokerQuery(self._store.log(broker))
+            return broker_query
 
     def _find(self, asked: Asked, brokers: Sequence[str]) -> Answer:
         stats = QueryStats()
-        found = []
+        batches = []
         for name in brokers:
             mine = self._on(name)
             for look in range(_LOOKS):
                 try:
-                    found.append(mine.find(asked, self._index_of(name, mine, asked, stats), stats))
+                    batches.append(mine.find(asked, self._index_of(name, mine, asked, stats), stats))
                     break
                 except _IndexChangedError as error:
                     if look == _LOOKS - 1 or not self._reload_index():
                         _log.warning("the log is read without its index, which is damaged; %s: %s", _MEND, error)
-                        found.append(mine.find(asked, Index(None, _no_hits), stats))
+                        batches.append(mine.find(asked, Index(None, _no_hits), stats))
                         break
-        return self._answer(found, asked.limit, stats)
+        return self._answer(batches, asked.limit, stats)
 
     def _index_of(self, broker: str, mine: BrokerQuery, asked: Asked, stats: QueryStats) -> Index:
         """What the index knows: its mark, and a way to ask it."""
@@ -243,7 +243,7 @@ class MessageQuery:
         return Index(mark, look_up)
 
     def _reload_index(self) -> bool:
-        """Read the index's log anew; False if that cannot be done."""
+        """Reload the index's log; False if that cannot be done."""
         with self._lock:
             try:
                 self._delta.reload()
@@ -254,16 +254,16 @@ class MessageQuery:
     def _at_offset(
         self, offset: int, topic: str | None, limit: int, brokers: Sequence[str], stats: QueryStats
     ) -> Answer:
-        found = []
+        batches = []
         for name in brokers:
             batch = self._on(name).fetch(Places(np.array([offset], np.int64)), stats)
             topics = batch.column("topic").to_pylist()
             keep = [system_topics.has_table_rows(name) if topic is None else name == topic for name in topics]
-            found.append(batch.filter(pa.array(keep, pa.bool_())))
-        return self._answer(found, limit, stats)
+            batches.append(batch.filter(pa.array(keep, pa.bool_())))
+        return self._answer(batches, limit, stats)
 
-    def _answer(self, found: Iterable[pa.RecordBatch], limit: int, stats: QueryStats) -> Answer:
-        parts = [decompress(_flagged(batch)) for batch in found if batch.num_rows]
+    def _answer(self, batches: Iterable[pa.RecordBatch], limit: int, stats: QueryStats) -> Answer:
+        parts = [decompress(_flagged(batch)) for batch in batches if batch.num_rows]
         table = pa.Table.from_batches(parts, schema.MESSAGE)
         if len(parts) > 1:
             order = [("storeTimestamp", "descending"), ("brokerName", "ascending"), ("commitOffset", "descending")]

@@ -86,9 +86,9 @@ def client_traces(store: Store, msg_id: str, *, query: MessageQuery | None = Non
     if store.find_topic(system_topics.TRACE_TOPIC) is None:
         return []
     asked = query or MessageQuery(store)
-    found = asked.by_key(system_topics.TRACE_TOPIC, msg_id, limit=STEPS_MAX).messages
+    messages = asked.by_key(system_topics.TRACE_TOPIC, msg_id, limit=STEPS_MAX).messages
     records = []
-    for body in found["body"].to_pylist():
+    for body in messages["body"].to_pylist():
         try:
             records += [record for record in decode(body.decode()) if record.msg_id == msg_id]
         except ValueError:
@@ -121,8 +121,8 @@ def _properties(row: dict[str, Any]) -> dict[str, str]:
 
 def _rows(query: MessageQuery, msg_id: str) -> list[dict[str, Any]]:
     """The copies of a message."""
-    found = query.by_id(msg_id, limit=STEPS_MAX).messages
-    messages = found.filter(pc.equal(found["msgId"], msg_id))
+    candidates = query.by_id(msg_id, limit=STEPS_MAX).messages
+    messages = candidates.filter(pc.equal(candidates["msgId"], msg_id))
     at = messages.schema.get_field_index("storeTimestamp")
     return list(messages.set_column(at, "storeTimestamp", messages["storeTimestamp"].cast(pa.int64())).to_pylist())
 

@@ -32,7 +32,7 @@ class SparkPlan:
     entry: str
     """Of the whole entry, which holds the time of planning: equal means that Spark repeats this very batch."""
     ends: str
-    """Of the sources' ends alone: equal when the same messages were planned anew."""
+    """Of the sources' ends alone: equal when the same messages were planned again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

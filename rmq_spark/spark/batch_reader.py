@@ -1,6 +1,6 @@
 """The batch side of the source: plan once when Spark asks for partitions, then tasks read.
 
-The plan is frozen when the DataFrame is first planned: reading it twice gives the same messages, loading it anew sees
+The plan is frozen when the DataFrame is first planned: reading it twice gives the same messages, loading it again sees
 new ones.
 """
 

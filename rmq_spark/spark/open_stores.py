@@ -28,7 +28,7 @@ def kept_store(uri: str, options: Mapping[str, str], *, read_only: bool) -> Stor
     key = _key(uri, options, read_only)
     store = _stores.get(key)
     if store is not None and not store.is_still_there():
-        forget_store(uri, options)  # deleted and made anew: what was folded is another log's state
+        forget_store(uri, options)  # deleted and recreated: what was folded is another log's state
         store = None
     if store is None:
         store = _stores[key] = Store.open(uri, options=dict(options), read_only=read_only, services="off")
@@ -45,7 +45,10 @@ def readable_store(uri: str, options: Mapping[str, str]) -> Store:
 
 
 def forget_store(uri: str, options: Mapping[str, str]) -> None:
-    """Open anew next time; after an error, nothing that was folded or remembered is to be trusted."""
+    """Close the store, so that the next call opens it again.
+
+    After an error, nothing that was folded or remembered is to be trusted.
+    """
     for read_only in (False, True):
         if (store := _stores.pop(_key(uri, options, read_only), None)) is not None:
             store.close()

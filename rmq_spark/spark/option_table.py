@@ -416,18 +416,18 @@ def all_options() -> Iterator[Option]:
 
 
 def select(options: Mapping[str, str], use: Use) -> tuple[dict[str, str], dict[str, str]]:
-    """Sort given options into those of the table, by their documented name, and those of the storage backend.
+    """Split options into those of the table, by their documented name, and those of the storage backend.
 
     Raises:
         InvalidRequestError: an option is unknown (the nearest is named), is not for this use, or was given by
             two of its names.
     """
     known = {name.lower(): option for option in all_options() if use in option.uses for name in option.names}
-    found: dict[str, str] = {}
-    given_as: dict[str, str] = {}
+    values: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     storage: dict[str, str] = {}
-    for given, value in options.items():
-        name = given.lower()
+    for spelling, value in options.items():
+        name = spelling.lower()
         if name.startswith(STORAGE_PREFIX) and name != STORAGE_PREFIX:
             storage[name.removeprefix(STORAGE_PREFIX)] = value
             continue
@@ -435,22 +435,22 @@ def select(options: Mapping[str, str], use: Use) -> tuple[dict[str, str], dict[s
         if option is None:
             if name in _SPARKS_OWN and use is Use.STREAM_WRITE:
                 continue
-            raise _unknown(given, use)
-        if option.name in found:
-            twice = " and ".join(sorted((given_as[option.name], given)))
+            raise _unknown(spelling, use)
+        if option.name in values:
+            twice = " and ".join(sorted((spellings[option.name], spelling)))
             raise InvalidRequestError(f"{twice} are names of one option; give one of them", option=option.name)
-        found[option.name], given_as[option.name] = value, given
-    return found, storage
+        values[option.name], spellings[option.name] = value, spelling
+    return values, storage
 
 
-def _unknown(given: str, use: Use) -> InvalidRequestError:
-    name = given.lower()
+def _unknown(spelling: str, use: Use) -> InvalidRequestError:
+    name = spelling.lower()
     others = [option for option in all_options() if name in map(str.lower, option.names)]
     if others:
         where = " or ".join(sorted({str(other) for option in others for other in option.uses}))
-        return InvalidRequestError(f"option {others[0].name} is not for {use}; it is for {where}", option=given)
+        return InvalidRequestError(f"option {others[0].name} is not for {use}; it is for {where}", option=spelling)
     if name in ELSEWHERE:
-        return InvalidRequestError(f"option {given} does not exist here: {ELSEWHERE[name]}", option=given)
+        return InvalidRequestError(f"option {spelling} does not exist here: {ELSEWHERE[name]}", option=spelling)
     fitting = {
         text.lower(): text
         for option in all_options()
@@ -459,7 +459,9 @@ def _unknown(given: str, use: Use) -> InvalidRequestError:
         if not text.endswith("*")
     }
     near = difflib.get_close_matches(name, fitting, n=1, cutoff=0.0)
-    return InvalidRequestError(f"unknown option {given} for {use}; did you mean {fitting[near[0]]}?", option=given)
+    return InvalidRequestError(
+        f"unknown option {spelling} for {use}; did you mean {fitting[near[0]]}?", option=spelling
+    )
 
 
 def markdown(section: Iterable[Option]) -> str:

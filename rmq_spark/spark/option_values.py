@@ -1,6 +1,6 @@
 """Reading one option's value: booleans, numbers, sizes, durations, times, and JSON over queues.
 
-Each function takes all given options (by their documented names) and the name of one, so that every error can name it.
+Each function takes all options by their documented names, and the name of one, so that every error can name it.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ _SIZES: Final = {"": 1, "b": 1} | {
 _DURATIONS: Final = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TOPIC_FORM: Final = '{"topic": {"queue": value}} or {"topic": {"broker": {"queue": value}}}'
 
-Given = Mapping[str, str]
+OptionValues = Mapping[str, str]
+"""Values as texts, by the documented names of their options; only those that the user has set."""
 
 
-def text(given: Given, name: str) -> str | None:
+def text(options: OptionValues, name: str) -> str | None:
     """The value without blanks around it; None when absent.
 
     Raises:
         InvalidRequestError: it is blank.
     """
-    if name not in given:
+    if name not in options:
         return None
-    value = given[name].strip()
+    value = options[name].strip()
     if not value:
         raise InvalidRequestError(f"option {name} is blank; give a value or leave it out")
     return value
 
 
-def checked(given: Given, name: str, check: Callable[[str], str]) -> str | None:
+def checked(options: OptionValues, name: str, check: Callable[[str], str]) -> str | None:
     """The value if `check` lets it pass; None when absent.
 
     Raises:
         InvalidRequestError: it is blank, or `check` refuses it.
     """
-    value = text(given, name)
+    value = text(options, name)
     return None if value is None else named(name, value, check)
 
 
@@ -64,108 +65,108 @@ def named(name: str, value: str, check: Callable[[str], str]) -> str:
         raise InvalidRequestError(f"option {name}: {error.args[0]}", **error.context) from error
 
 
-def boolean(given: Given, name: str, default: bool) -> bool:
+def boolean(options: OptionValues, name: str, default: bool) -> bool:
     """`true` or `false`, in any case.
 
     Raises:
         InvalidRequestError: another word.
     """
-    if name not in given:
+    if name not in options:
         return default
-    word = given[name].strip().lower()
+    word = options[name].strip().lower()
     if word not in ("true", "false"):
-        raise InvalidRequestError(f"option {name} is true or false", value=given[name])
+        raise InvalidRequestError(f"option {name} is true or false", value=options[name])
     return word == "true"
 
 
-def choice(given: Given, name: str, words: tuple[str, ...]) -> str:
+def choice(options: OptionValues, name: str, words: tuple[str, ...]) -> str:
     """One of `words`, in any case; the first when absent.
 
     Raises:
         InvalidRequestError: another word.
     """
-    word = given.get(name, words[0]).strip().lower()
+    word = options.get(name, words[0]).strip().lower()
     if word not in words:
-        raise InvalidRequestError(f"option {name} is {' or '.join(words)}", value=given[name])
+        raise InvalidRequestError(f"option {name} is {' or '.join(words)}", value=options[name])
     return word
 
 
-def number(given: Given, name: str, *, least: int = 1) -> int | None:
+def number(options: OptionValues, name: str, *, least: int = 1) -> int | None:
     """A whole number; None when absent.
 
     Raises:
         InvalidRequestError: not a number, or below `least`, or beyond 64 bits.
     """
-    if name not in given:
+    if name not in options:
         return None
-    value = given[name].strip()
+    value = options[name].strip()
     if not _NUMBER.fullmatch(value) or not least <= int(value) <= INT64_MAX:
-        raise InvalidRequestError(f"option {name} is a whole number of at least {least}", value=given[name])
+        raise InvalidRequestError(f"option {name} is a whole number of at least {least}", value=options[name])
     return int(value)
 
 
-def size(given: Given, name: str) -> int | None:
+def size(options: OptionValues, name: str) -> int | None:
     """Bytes, with an optional unit k, m, g or t (powers of 1024); None when absent.
 
     Raises:
         InvalidRequestError: not a size, or 0.
     """
-    if name not in given:
+    if name not in options:
         return None
-    found = _amount(given[name], _SIZES)
-    if not found:
+    amount = _amount(options[name], _SIZES)
+    if not amount:
         raise InvalidRequestError(
-            f"option {name} is a size: bytes, or with a unit as in 512k, 64m, 1g", value=given[name]
+            f"option {name} is a size: bytes, or with a unit as in 512k, 64m, 1g", value=options[name]
         )
-    return found
+    return amount
 
 
-def duration_ms(given: Given, name: str, default: int) -> int:
+def duration_ms(options: OptionValues, name: str, default: int) -> int:
     """Milliseconds, with an optional unit ms, s, m, h or d.
 
     Raises:
         InvalidRequestError: not a duration.
     """
-    if name not in given:
+    if name not in options:
         return default
-    found = _amount(given[name], _DURATIONS)
-    if found is None:
+    amount = _amount(options[name], _DURATIONS)
+    if amount is None:
         raise InvalidRequestError(
-            f"option {name} is a duration: milliseconds, or with a unit as in 500ms, 30s, 15m", value=given[name]
+            f"option {name} is a duration: milliseconds, or with a unit as in 500ms, 30s, 15m", value=options[name]
         )
-    return found
+    return amount
 
 
-def time_ms(given: Given, name: str) -> int | None:
+def time_ms(options: OptionValues, name: str) -> int | None:
     """Milliseconds since 1970, from such a number or ISO 8601 (UTC unless it says otherwise); None when absent.
 
     Raises:
         InvalidRequestError: not a time.
     """
-    return _moment(given[name].strip(), f"option {name}") if name in given else None
+    return _moment(options[name].strip(), f"option {name}") if name in options else None
 
 
-def words(given: Given, name: str) -> tuple[str, ...]:
+def words(options: OptionValues, name: str) -> tuple[str, ...]:
     """Words between spaces and commas, each once.
 
     Raises:
-        InvalidRequestError: the option is given without any.
+        InvalidRequestError: the option is set, but names none.
     """
-    if name not in given:
+    if name not in options:
         return ()
-    found = tuple(dict.fromkeys(filter(None, re.split(r"[\s,]+", given[name]))))
-    if not found:
+    distinct = tuple(dict.fromkeys(filter(None, re.split(r"[\s,]+", options[name]))))
+    if not distinct:
         raise InvalidRequestError(f"option {name} is blank; give a value or leave it out")
-    return found
+    return distinct
 
 
-def json_object(given: Given, name: str) -> dict[str, Any]:
+def json_object(options: OptionValues, name: str) -> dict[str, Any]:
     """A JSON object; empty when absent.
 
     Raises:
         InvalidRequestError: not JSON, not an object, or with a name twice.
     """
-    if name not in given:
+    if name not in options:
         return {}
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -177,22 +178,22 @@ def json_object(given: Given, name: str) -> dict[str, Any]:
         return made
 
     try:
-        value = json.loads(given[name], object_pairs_hook=once)
+        value = json.loads(options[name], object_pairs_hook=once)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"option {name} is not JSON", value=_cut(given[name]), reason=str(error)) from error
+        raise InvalidRequestError(f"option {name} is not JSON", value=_cut(options[name]), reason=str(error)) from error
     if not isinstance(value, dict):
-        raise InvalidRequestError(f"option {name} is a JSON object", value=_cut(given[name]))
+        raise InvalidRequestError(f"option {name} is a JSON object", value=_cut(options[name]))
     return value
 
 
-def assigned_queues(given: Given, name: str) -> dict[tuple[str, str | None], tuple[int, ...]]:
+def assigned_queues(options: OptionValues, name: str) -> dict[tuple[str, str | None], tuple[int, ...]]:
     """Queue numbers from `{"topic": [0, 1]}` or `{"topic": {"broker": [0, 1]}}`.
 
     Raises:
         InvalidRequestError: another form, an illegal name or number, or no queue at all.
     """
-    found: dict[tuple[str, str | None], tuple[int, ...]] = {}
-    for topic, part in json_object(given, name).items():
+    assigned: dict[tuple[str, str | None], tuple[int, ...]] = {}
+    for topic, part in json_object(options, name).items():
         named(name, topic, names.check_topic)
         by_broker: Mapping[str | None, Any] = part if isinstance(part, dict) else {None: part}
         for broker, queues in by_broker.items():
@@ -204,51 +205,51 @@ def assigned_queues(given: Given, name: str) -> dict[tuple[str, str | None], tup
                     topic=topic,
                     value=_cut(str(queues)),
                 )
-            found[topic, broker] = tuple(sorted({_queue_id(name, queue) for queue in queues}))
-    if not found:
-        raise InvalidRequestError(f"option {name} names no queue", value=_cut(given[name]))
-    return found
+            assigned[topic, broker] = tuple(sorted({_queue_id(name, queue) for queue in queues}))
+    if not assigned:
+        raise InvalidRequestError(f"option {name} names no queue", value=_cut(options[name]))
+    return assigned
 
 
-def queue_offsets(given: Given, name: str) -> dict[QueueKey, int]:
+def queue_offsets(options: OptionValues, name: str) -> dict[QueueKey, int]:
     """Offsets per queue, -1 and -2 included.
 
     Raises:
         InvalidRequestError: neither a word nor one of the two forms; an illegal name or number.
     """
-    if not given[name].lstrip().startswith("{"):
+    if not options[name].lstrip().startswith("{"):
         raise InvalidRequestError(
-            f"option {name} is earliest, latest, group, or {_TOPIC_FORM}", value=_cut(given[name])
+            f"option {name} is earliest, latest, group, or {_TOPIC_FORM}", value=_cut(options[name])
         )
-    found: dict[QueueKey, int] = {}
-    for key, value in _queue_values(name, json_object(given, name)):
+    offsets: dict[QueueKey, int] = {}
+    for key, value in _queue_values(name, json_object(options, name)):
         if not _is_whole(value) or not EARLIEST <= value <= INT64_MAX:
             raise InvalidRequestError(
                 f"option {name}: an offset is a whole number, or -1 (latest) or -2 (earliest)", queue=key, value=value
             )
-        found[key] = value
-    if not found:
-        raise InvalidRequestError(f"option {name} names no queue", value=_cut(given[name]))
-    return found
+        offsets[key] = value
+    if not offsets:
+        raise InvalidRequestError(f"option {name} names no queue", value=_cut(options[name]))
+    return offsets
 
 
-def queue_times(given: Given, name: str) -> dict[QueueKey, int] | None:
+def queue_times(options: OptionValues, name: str) -> dict[QueueKey, int] | None:
     """Times per queue, as numbers or texts; None when absent.
 
     Raises:
         InvalidRequestError: none of the two forms; an illegal name, number or time.
     """
-    if name not in given:
+    if name not in options:
         return None
-    found: dict[QueueKey, int] = {}
-    for key, value in _queue_values(name, json_object(given, name)):
+    times: dict[QueueKey, int] = {}
+    for key, value in _queue_values(name, json_object(options, name)):
         if isinstance(value, str) or (_is_whole(value) and value >= 0):
-            found[key] = _moment(str(value), f"option {name}")
+            times[key] = _moment(str(value), f"option {name}")
         else:
             raise InvalidRequestError(f"option {name}: not a time", queue=key, value=_cut(str(value)))
-    if not found:
-        raise InvalidRequestError(f"option {name} names no queue", value=_cut(given[name]))
-    return found
+    if not times:
+        raise InvalidRequestError(f"option {name} names no queue", value=_cut(options[name]))
+    return times
 
 
 def _queue_values(name: str, value: dict[str, Any]) -> Iterator[tuple[QueueKey, Any]]:
@@ -285,8 +286,8 @@ def _amount(value: str, units: Mapping[str, int]) -> int | None:
     match = _AMOUNT.fullmatch(value.strip().lower())
     if match is None or match[2] not in units:
         return None
-    found = int(match[1]) * units[match[2]]
-    return found if found <= INT64_MAX else None
+    amount = int(match[1]) * units[match[2]]
+    return amount if amount <= INT64_MAX else None
 
 
 def _cut(value: str) -> str:

@@ -153,46 +153,46 @@ def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         InvalidRequestError: an option is unknown, missing, of no use here, or has a bad value; it is named.
     """
     _refuse_none(options)
-    given, storage = select(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
-    group = values.checked(given, "consumerGroup", names.check_group)
-    retry = values.boolean(given, "includeRetry", False)
+    source_options, storage = select(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
+    group = values.checked(source_options, "consumerGroup", names.check_group)
+    retry = values.boolean(source_options, "includeRetry", False)
     if retry and group is None:
         raise InvalidRequestError("includeRetry needs the group whose retry topic is meant; give consumerGroup")
-    starting = _starting(given, streaming)
-    ending = _bound(given, "ending", Latest())
+    starting = _starting(source_options, streaming)
+    ending = _bound(source_options, "ending", Latest())
     for name, bound in (("startingOffsets", starting), ("endingOffsets", ending)):
         if isinstance(bound, Group) and group is None:
             raise InvalidRequestError(f"{name}=group needs the group; give consumerGroup")
-    least = values.number(given, "minOffsetsPerTrigger")
-    most = values.number(given, "maxOffsetsPerTrigger")
+    least = values.number(source_options, "minOffsetsPerTrigger")
+    most = values.number(source_options, "maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise InvalidRequestError(
             "minOffsetsPerTrigger is over maxOffsetsPerTrigger", minOffsetsPerTrigger=least, maxOffsetsPerTrigger=most
         )
-    topics, pattern, assign = _selection(given)
+    topics, pattern, assign = _selection(source_options)
     read = ReadOptions(
-        store=_store(given),
-        storage_options=_storage(given, storage),
+        store=_store(source_options),
+        storage_options=_storage(source_options, storage),
         topics=topics,
         pattern=pattern,
         assign=assign,
-        tags=_expression(given, "subExpression"),
-        sql=_expression(given, "filter"),
-        keys=values.words(given, "keys"),
-        msg_id=values.text(given, "msgId"),
+        tags=_expression(source_options, "subExpression"),
+        sql=_expression(source_options, "filter"),
+        keys=values.words(source_options, "keys"),
+        msg_id=values.text(source_options, "msgId"),
         starting=starting,
         ending=ending,
-        by_timestamp_strategy=values.choice(given, "startingOffsetsByTimestampStrategy", ("error", "latest")),
-        fail_on_data_loss=values.boolean(given, "failOnDataLoss", True),
+        by_timestamp_strategy=values.choice(source_options, "startingOffsetsByTimestampStrategy", ("error", "latest")),
+        fail_on_data_loss=values.boolean(source_options, "failOnDataLoss", True),
         max_offsets_per_trigger=most,
-        max_bytes_per_trigger=values.size(given, "maxBytesPerTrigger"),
+        max_bytes_per_trigger=values.size(source_options, "maxBytesPerTrigger"),
         min_offsets_per_trigger=least,
-        max_trigger_delay_ms=values.duration_ms(given, "maxTriggerDelay", MAX_TRIGGER_DELAY_MS),
-        min_partitions=values.number(given, "minPartitions"),
-        max_records_per_partition=values.number(given, "maxRecordsPerPartition"),
+        max_trigger_delay_ms=values.duration_ms(source_options, "maxTriggerDelay", MAX_TRIGGER_DELAY_MS),
+        min_partitions=values.number(source_options, "minPartitions"),
+        max_records_per_partition=values.number(source_options, "maxRecordsPerPartition"),
         consumer_group=group,
         include_retry=retry,
-        decompress=values.boolean(given, "decompress", True),
+        decompress=values.boolean(source_options, "decompress", True),
     )
     _check_named_queues(read)
     return read
@@ -204,30 +204,30 @@ def parse_write(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     Raises:
         InvalidRequestError: an option is unknown, missing, of no use here, or has a bad value; it is named.
     """
-    given, storage = select(options, Use.STREAM_WRITE if streaming else Use.BATCH_WRITE)
-    app_id = values.text(given, "txnAppId")
-    version = values.number(given, "txnVersion", least=0)
+    sink_options, storage = select(options, Use.STREAM_WRITE if streaming else Use.BATCH_WRITE)
+    app_id = values.text(sink_options, "txnAppId")
+    version = values.number(sink_options, "txnVersion", least=0)
     if not streaming and (app_id is None) != (version is None):
         raise InvalidRequestError(
             "txnAppId and txnVersion name a batch write together; give both or none",
             txnAppId=app_id,
             txnVersion=version,
         )
-    queues = values.number(given, "autoCreateQueues")
+    queues = values.number(sink_options, "autoCreateQueues")
     return WriteOptions(
-        store=_store(given),
-        storage_options=_storage(given, storage),
-        topic=values.checked(given, "topic", system_topics.check_sink),
-        broker_name=values.checked(given, "brokerName", names.check_broker),
-        auto_create_topic=values.boolean(given, "autoCreateTopic", True),
+        store=_store(sink_options),
+        storage_options=_storage(sink_options, storage),
+        topic=values.checked(sink_options, "topic", system_topics.check_sink),
+        broker_name=values.checked(sink_options, "brokerName", names.check_broker),
+        auto_create_topic=values.boolean(sink_options, "autoCreateTopic", True),
         auto_create_queues=AUTO_CREATE_QUEUES if queues is None else names.check_queues(queues),
-        bad_records_topic=values.checked(given, "badRecordsTopic", system_topics.check_sink),
+        bad_records_topic=values.checked(sink_options, "badRecordsTopic", system_topics.check_sink),
         txn_app_id=app_id,
         txn_version=version,
-        changed_batch=values.choice(given, "changedBatch", ("error", "skip")),
+        changed_batch=values.choice(sink_options, "changedBatch", ("error", "skip")),
         checkpoint=_checkpoint(options) if streaming else None,
-        compress_over_bytes=values.size(given, "compressOverBytes"),
-        timer_max_delay_ms=values.duration_ms(given, "timerMaxDelay", 0),
+        compress_over_bytes=values.size(sink_options, "compressOverBytes"),
+        timer_max_delay_ms=values.duration_ms(sink_options, "timerMaxDelay", 0),
     )
 
 
@@ -246,17 +246,17 @@ def _refuse_none(options: Mapping[str, str]) -> None:
         )
 
 
-def _store(given: Mapping[str, str]) -> str:
-    store = values.text(given, "store")
+def _store(options: Mapping[str, str]) -> str:
+    store = values.text(options, "store")
     if store is None:
         raise InvalidRequestError("no store is named; give the option store (or path)")
     return store
 
 
-def _storage(given: Mapping[str, str], prefixed: dict[str, str]) -> dict[str, str]:
+def _storage(options: Mapping[str, str], prefixed: dict[str, str]) -> dict[str, str]:
     """Both forms of storage options together; the same setting in both is an error unless it is equal."""
     merged = dict(prefixed)
-    for name, value in values.json_object(given, "storageOptions").items():
+    for name, value in values.json_object(options, "storageOptions").items():
         if isinstance(value, bool):
             text = "true" if value else "false"
         elif isinstance(value, str | int | float):
@@ -269,19 +269,19 @@ def _storage(given: Mapping[str, str], prefixed: dict[str, str]) -> dict[str, st
 
 
 def _selection(
-    given: Mapping[str, str],
+    options: Mapping[str, str],
 ) -> tuple[tuple[str, ...] | None, str | None, dict[tuple[str, str | None], tuple[int, ...]] | None]:
-    chosen = [name for name in _CHOICES if name in given]
+    chosen = [name for name in _CHOICES if name in options]
     if len(chosen) != 1:
         what = f"{' and '.join(chosen)} exclude each other" if chosen else "no topic is named"
         raise InvalidRequestError(f"{what}; give exactly one of topic (or subscribe), subscribePattern, assign")
-    if "topic" in given:
-        listed = [name.strip() for name in given["topic"].split(",")]
+    if "topic" in options:
+        listed = [name.strip() for name in options["topic"].split(",")]
         for name in listed:
             values.named("topic", name, names.check_topic)
         return tuple(dict.fromkeys(listed)), None, None
-    if "subscribePattern" in given:
-        pattern = given["subscribePattern"]
+    if "subscribePattern" in options:
+        pattern = options["subscribePattern"]
         if not pattern.strip():
             raise InvalidRequestError("subscribePattern is blank; `.*` reads every topic", value=pattern)
         try:
@@ -291,28 +291,28 @@ def _selection(
                 "subscribePattern is not a regular expression", value=pattern, reason=str(error)
             ) from error
         return None, pattern, None
-    return None, None, values.assigned_queues(given, "assign")
+    return None, None, values.assigned_queues(options, "assign")
 
 
-def _expression(given: Mapping[str, str], name: str) -> str | None:
+def _expression(options: Mapping[str, str], name: str) -> str | None:
     """The expression if it compiles; None when it lets everything through."""
-    if name not in given:
+    if name not in options:
         return None
     try:
         if name == "filter":
-            filters.compile_sql(given[name])
-        elif filters.compile_tags(given[name]).tags is None:
+            filters.compile_sql(options[name])
+        elif filters.compile_tags(options[name]).tags is None:
             return None
     except filters.FilterSyntaxError as error:
         near = error.context.get("near", "")
         raise filters.FilterSyntaxError(
             f"option {name}: {error.args[0]}", position=error.position, expected=error.expected, near=near
         ) from error
-    return given[name]
+    return options[name]
 
 
-def _starting(given: Mapping[str, str], streaming: bool) -> Bound:
-    bound = _bound(given, "starting", Latest() if streaming else Earliest())
+def _starting(options: Mapping[str, str], streaming: bool) -> Bound:
+    bound = _bound(options, "starting", Latest() if streaming else Earliest())
     plain = bound.otherwise if isinstance(bound, Group) else bound
     at_end = isinstance(plain, Latest) or (isinstance(plain, ByOffsets) and LATEST in plain.offsets.values())
     if at_end and not streaming:
@@ -320,24 +320,24 @@ def _starting(given: Mapping[str, str], streaming: bool) -> Bound:
     return bound
 
 
-def _bound(given: Mapping[str, str], end: str, default: Bound) -> Bound:
-    """One end of the read: a time beats times per queue, those beat offsets. All that is given is checked."""
+def _bound(options: Mapping[str, str], end: str, default: Bound) -> Bound:
+    """One end of the read: a time beats times per queue, those beat offsets. Every option that is set is checked."""
     by_name = f"{end}Offsets"
     offsets = default
-    if by_name in given:
-        word = given[by_name].strip().lower()
+    if by_name in options:
+        word = options[by_name].strip().lower()
         words: dict[str, Bound] = {"earliest": Earliest(), "latest": Latest(), "group": Group()}
         if end == "starting":
             words |= {"group,earliest": Group(Earliest()), "group,latest": Group(Latest())}
         word = ",".join(part.strip() for part in word.split(","))
-        offsets = words[word] if word in words else ByOffsets(values.queue_offsets(given, by_name))
+        offsets = words[word] if word in words else ByOffsets(values.queue_offsets(options, by_name))
     at_start = isinstance(offsets, Earliest) or (
         isinstance(offsets, ByOffsets) and EARLIEST in offsets.offsets.values()
     )
     if end == "ending" and at_start:
         raise InvalidRequestError("a batch cannot end at earliest; its start is there", option=by_name)
-    times = values.queue_times(given, f"{by_name}ByTimestamp")
-    moment = values.time_ms(given, f"{end}Timestamp")
+    times = values.queue_times(options, f"{by_name}ByTimestamp")
+    moment = values.time_ms(options, f"{end}Timestamp")
     if moment is not None:
         return ByTimestamp(moment)
     return offsets if times is None else TimestampsByQueue(times)

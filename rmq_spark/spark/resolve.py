@@ -99,7 +99,7 @@ def start_offsets(log: CommitLog, options: ReadOptions, queues: list[QueueBounds
     Raises:
         DataExpiredError, InvalidRequestError: as `queue_bounds` says.
     """
-    found: QueueOffsets = {}
+    starts: QueueOffsets = {}
     for queue, offset in _asked(log, options.starting, queues, state, options):
         asked = offset
         if asked == _NO_MESSAGE:
@@ -123,12 +123,12 @@ def start_offsets(log: CommitLog, options: ReadOptions, queues: list[QueueBounds
                 offset=asked,
                 end=queue.end,
             )
-        found[queue.topic, queue.queue] = asked
-    return found
+        starts[queue.topic, queue.queue] = asked
+    return starts
 
 
 def _end_offsets(log: CommitLog, options: ReadOptions, queues: list[QueueBounds], state: LogState) -> QueueOffsets:
-    found: QueueOffsets = {}
+    ends: QueueOffsets = {}
     for queue, asked in _asked(log, options.ending, queues, state, options):
         offset = queue.end if asked == _NO_MESSAGE else asked
         if offset > queue.end:
@@ -140,8 +140,8 @@ def _end_offsets(log: CommitLog, options: ReadOptions, queues: list[QueueBounds]
                 offset=offset,
                 end=queue.end,
             )
-        found[queue.topic, queue.queue] = offset
-    return found
+        ends[queue.topic, queue.queue] = offset
+    return ends
 
 
 def folds_for(options: ReadOptions) -> tuple[type[Fold], ...]:
@@ -162,9 +162,9 @@ def _asked(
             if offset is not None:
                 yield queue, {EARLIEST: queue.first, LATEST: queue.end}.get(offset, offset)
         elif isinstance(bound, TimestampsByQueue):
-            found = at_times.get((queue.topic, queue.queue))
-            if found is not None:
-                yield queue, _NO_MESSAGE if found >= queue.end else found
+            offset = at_times.get((queue.topic, queue.queue))
+            if offset is not None:
+                yield queue, _NO_MESSAGE if offset >= queue.end else offset
         elif isinstance(bound, Group):
             offset = state.fold(ConsumerOffsets).of(options.consumer_group or "", queue.topic).get(queue.queue)
             if offset is not None:
@@ -216,12 +216,14 @@ def position_at(log: CommitLog, ms: int) -> int:
 
     Store times never go backwards in a log, so one position serves all queues.
     """
-    found = log.look(lambda view: _position_or_plan(view, ms))
-    if isinstance(found, int):
-        return found
-    found.bounds = {}  # messages of deleted topics have their places in the log as well
+    position_or_plan = log.look(lambda view: _position_or_plan(view, ms))
+    if isinstance(position_or_plan, int):
+        return position_or_plan
+    position_or_plan.bounds = {}  # messages of deleted topics have their places in the log as well
     return min(
-        int(np.min(batch.column(0).to_numpy(zero_copy_only=False))) for batch in scan.run(log, found) if batch.num_rows
+        int(np.min(batch.column(0).to_numpy(zero_copy_only=False)))
+        for batch in scan.run(log, position_or_plan)
+        if batch.num_rows
     )
 
 

@@ -55,18 +55,18 @@ def check_columns(fields: Iterable[tuple[str, str]]) -> list[str]:
     Raises:
         InvalidRequestError: `body` is missing, a column is unknown or given twice, or has another type.
     """
-    found: list[str] = []
-    for given, kind in fields:
-        name = _NAMES.get(given.lower())
+    names: list[str] = []
+    for column, kind in fields:
+        name = _NAMES.get(column.lower())
         if name is None:
-            near = KAFKA_NAMES.get(given.lower(), "").lower()
-            near = near if near in _NAMES else difflib.get_close_matches(given.lower(), _NAMES, 1, 0.0)[0]
+            near = KAFKA_NAMES.get(column.lower(), "").lower()
+            near = near if near in _NAMES else difflib.get_close_matches(column.lower(), _NAMES, 1, 0.0)[0]
             raise InvalidRequestError(
-                f"unknown column {given}; did you mean {_NAMES[near]}? Select or drop columns before writing",
-                column=given,
+                f"unknown column {column}; did you mean {_NAMES[near]}? Select or drop columns before writing",
+                column=column,
                 known=list(COLUMNS),
             )
-        if name in found:
+        if name in names:
             raise InvalidRequestError("a column is given twice", column=name)
         # A column of nothing but `NULL` literals is void.
         absent = kind == "void" and name != "body"
@@ -74,10 +74,10 @@ def check_columns(fields: Iterable[tuple[str, str]]) -> list[str]:
             raise InvalidRequestError(
                 f"column {name} has the wrong type; cast it", column=name, type=kind, allowed=sorted(COLUMNS[name])
             )
-        found.append(name)
-    if "body" not in found:
-        raise InvalidRequestError("the column body is missing", columns=found)
-    return found
+        names.append(name)
+    if "body" not in names:
+        raise InvalidRequestError("the column body is missing", columns=names)
+    return names
 
 
 def to_columns(batches: list[pa.RecordBatch], names: list[str]) -> Columns:

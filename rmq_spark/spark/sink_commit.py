@@ -255,6 +255,6 @@ def to_bytes(rows: pa.Table) -> bytes:
 
 
 def from_bytes(data: bytes) -> pa.Table:
-    """What `to_bytes` was given."""
+    """The rows that `to_bytes` has turned into `data`."""
     with pa.ipc.open_stream(data) as stream:
         return stream.read_all()

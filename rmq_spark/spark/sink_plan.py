@@ -41,8 +41,8 @@ def make_plan(store: Store, options: WriteOptions, *, by_row: bool, turn: int) -
     named = [name for name in (options.topic, options.bad_records_topic) if name is not None]
     broker = options.broker_name or DEFAULT_BROKER
     if options.broker_name is None and options.topic in topics:
-        found = topics[options.topic]
-        broker = min(filter(found.writable_on, found.queues), default=DEFAULT_BROKER)
+        topic = topics[options.topic]
+        broker = min(filter(topic.writable_on, topic.queues), default=DEFAULT_BROKER)
     wanted = topics if by_row else [name for name in named if name in topics]
     plan = SinkPlan(
         broker=broker,

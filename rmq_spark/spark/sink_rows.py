@@ -91,17 +91,17 @@ class RowMaker:
         _check_values(columns, doubtful, faults)
         now = self._clock.now_ms()
         _check_delays(columns, now, self._delays, faults)
-        given = _user_pairs(columns, faults)
+        user_pairs = _user_pairs(columns, faults)
         targets = self._targets(columns, faults)
-        queue = self._route(columns, targets, _sharding(columns, given), faults)
-        stored = self._place(columns, targets, queue, given, faults, now=now)
+        queue = self._route(columns, targets, _sharding(columns, user_pairs), faults)
+        stored = self._place(columns, targets, queue, user_pairs, faults, now=now)
         if faults.any and self._options.bad_records_topic is None:
             raise faults.error(columns, self._options.topic)
         self._note_queues(targets, queue, faults)
         if not faults.any:
             return self._finish(stored)
         good = self._finish(stored.filter(pa.array(faults.good())))
-        return pa.concat_tables([good, self._bad(columns, given, faults)])
+        return pa.concat_tables([good, self._bad(columns, user_pairs, faults)])
 
     # ------------------------------------------------------------ where rows go
 
@@ -196,7 +196,7 @@ class RowMaker:
     # ------------------------------------------------------------ what is stored
 
     def _place(
-        self, columns: Columns, targets: Targets, queue: I64, given: Pairs | None, faults: Faults, *, now: int
+        self, columns: Columns, targets: Targets, queue: I64, user_pairs: Pairs | None, faults: Faults, *, now: int
     ) -> pa.Table:
         """The rows as they are stored: those with a delay are parked in a topic of the engine."""
         count = len(queue)
@@ -204,7 +204,7 @@ class RowMaker:
             topic = repeated(targets.topics[0], count)
         else:
             topic = pa.DictionaryArray.from_arrays(pa.array(targets.code), pa.array(targets.topics)).cast(pa.string())
-        parts = [] if given is None else [given]
+        parts = [] if user_pairs is None else [user_pairs]
         if "shardingKey" in columns:
             parts.append(pairs.constant(properties.SHARDING_KEY, columns["shardingKey"]))
         level = numbers_of(columns, "delayTimeLevel")
@@ -257,7 +257,7 @@ class RowMaker:
 
     # ------------------------------------------------------------ bad rows
 
-    def _bad(self, columns: Columns, given: Pairs | None, faults: Faults) -> pa.Table:
+    def _bad(self, columns: Columns, user_pairs: Pairs | None, faults: Faults) -> pa.Table:
         """Bad rows as rows of the topic for them: the body is kept, properties say what was wrong."""
         target = self._options.bad_records_topic
         assert target is not None  # noqa: S101 - `make` has raised otherwise
@@ -269,7 +269,7 @@ class RowMaker:
         queues = np.array([self._queues(target)], np.int64)
         self._deal(Targets([target], np.zeros(count, np.int32)), queues, np.ones(count, np.bool_), queue)
         self.used[target] = max(self.used.get(target, 0), int(queue.max()) + 1)
-        parts = [_kept_pairs(given, rows, len(columns["body"]))] if given is not None else []
+        parts = [_kept_pairs(user_pairs, rows, len(columns["body"]))] if user_pairs is not None else []
         parts.append(pairs.constant(bad_rows.BAD_REASON, faults.reasons()))
         for property_name, column in (
             (bad_rows.BAD_TOPIC, "topic"),
@@ -340,15 +340,18 @@ def _user_pairs(columns: Columns, faults: Faults) -> Pairs | None:
     maps = columns.get("properties")
     if maps is None or maps.null_count == len(maps):
         return None
-    given = pairs.of_maps(maps)
-    if not len(given.rows):
+    user_pairs = pairs.of_maps(maps)
+    if not len(user_pairs.rows):
         return None
     count = len(maps)
     for what in ("names", "values"):
-        if (repaired := repair_text(getattr(given, what))) is not None:
-            faults.mark(_rows_with(given, repaired[1], count), f"its property {what} are not valid UTF-8")
-            given = Pairs(given.rows, *((repaired[0], given.values) if what == "names" else (given.names, repaired[0])))
-    encoded = given.names.dictionary_encode()
+        if (repaired := repair_text(getattr(user_pairs, what))) is not None:
+            faults.mark(_rows_with(user_pairs, repaired[1], count), f"its property {what} are not valid UTF-8")
+            user_pairs = Pairs(
+                user_pairs.rows,
+                *((repaired[0], user_pairs.values) if what == "names" else (user_pairs.names, repaired[0])),
+            )
+    encoded = user_pairs.names.dictionary_encode()
     distinct = encoded.dictionary
     which = encoded.indices.to_numpy(zero_copy_only=False)
 
@@ -356,41 +359,41 @@ def _user_pairs(columns: Columns, faults: Faults) -> Pairs | None:
         hits: BOOL = mask.to_numpy(zero_copy_only=False)[which] if pc.any(mask).as_py() else np.zeros(0, np.bool_)
         return hits
 
-    faults.mark(_rows_with(given, having(is_blank(distinct)), count), f"a {limits.PROPERTY_NAME_BLANK}")
+    faults.mark(_rows_with(user_pairs, having(is_blank(distinct)), count), f"a {limits.PROPERTY_NAME_BLANK}")
     reserved = pc.is_in(distinct, _RESERVED)
     if pc.any(reserved).as_py():
         shown = ", ".join(sorted(distinct.filter(reserved).to_pylist())[:5])
-        faults.mark(_rows_with(given, having(reserved), count), f"a {limits.PROPERTY_NAME_RESERVED} ({shown})")
-    blank = is_blank(given.values).to_numpy(zero_copy_only=False)
-    faults.mark(_rows_with(given, blank, count), f"a {limits.PROPERTY_VALUE_BLANK}")
+        faults.mark(_rows_with(user_pairs, having(reserved), count), f"a {limits.PROPERTY_NAME_RESERVED} ({shown})")
+    blank = is_blank(user_pairs.values).to_numpy(zero_copy_only=False)
+    faults.mark(_rows_with(user_pairs, blank, count), f"a {limits.PROPERTY_VALUE_BLANK}")
     keyed = having(pc.equal(distinct, properties.SHARDING_KEY))
     if keyed.any() and "shardingKey" in columns:
-        replaced = columns["shardingKey"].is_valid().to_numpy(zero_copy_only=False)[given.rows]
-        given = given.filter(~(keyed & replaced))
-    return given
+        replaced = columns["shardingKey"].is_valid().to_numpy(zero_copy_only=False)[user_pairs.rows]
+        user_pairs = user_pairs.filter(~(keyed & replaced))
+    return user_pairs
 
 
-def _rows_with(given: Pairs, hits: BOOL, count: int) -> BOOL:
+def _rows_with(user_pairs: Pairs, hits: BOOL, count: int) -> BOOL:
     """Rows that have a pair where `hits` is true."""
     mask = np.zeros(count, np.bool_)
     if hits.any():
-        mask[given.rows[hits]] = True
+        mask[user_pairs.rows[hits]] = True
     return mask
 
 
-def _sharding(columns: Columns, given: Pairs | None) -> pa.Array | None:
+def _sharding(columns: Columns, user_pairs: Pairs | None) -> pa.Array | None:
     """What routes rows: the column shardingKey, else the property that it is stored as (copies of messages have it)."""
     column = columns.get("shardingKey")
-    if given is None:
+    if user_pairs is None:
         return column
-    keyed = pc.equal(given.names, properties.SHARDING_KEY)
+    keyed = pc.equal(user_pairs.names, properties.SHARDING_KEY)
     if not pc.any(keyed).as_py():
         return column
     count = len(columns["body"])
     at = np.full(count, -1, np.int64)
     hits = np.flatnonzero(keyed.to_numpy(zero_copy_only=False))
-    at[given.rows[hits]] = hits
-    stored = given.values.take(pa.array(at, mask=at < 0))
+    at[user_pairs.rows[hits]] = hits
+    stored = user_pairs.values.take(pa.array(at, mask=at < 0))
     return stored if column is None else pc.coalesce(column, stored)
 
 
@@ -413,14 +416,14 @@ def _longest(texts: pa.Array) -> int:
     return int((offsets[1:] - offsets[:-1]).max(initial=0))
 
 
-def _kept_pairs(given: Pairs, rows: I64, count: int) -> Pairs:
-    """The properties that bad rows keep, numbered anew: those that are legal, unless they are too many."""
+def _kept_pairs(user_pairs: Pairs, rows: I64, count: int) -> Pairs:
+    """The properties that bad rows keep, renumbered: those that are legal, unless they are too many."""
     bad = np.full(count, -1, np.int64)
     bad[rows] = np.arange(len(rows))
     legal = pc.and_not(
-        pc.and_not(pc.invert(is_blank(given.names)), is_blank(given.values)),
-        pc.is_in(given.names, _NOT_KEPT),
+        pc.and_not(pc.invert(is_blank(user_pairs.names)), is_blank(user_pairs.values)),
+        pc.is_in(user_pairs.names, _NOT_KEPT),
     ).to_numpy(zero_copy_only=False)
-    small = (given.sizes(count) <= BAD_PROPERTIES_BYTES_MAX)[given.rows]
-    kept = given.filter((bad[given.rows] >= 0) & legal & small)
+    small = (user_pairs.sizes(count) <= BAD_PROPERTIES_BYTES_MAX)[user_pairs.rows]
+    kept = user_pairs.filter((bad[user_pairs.rows] >= 0) & legal & small)
     return Pairs(bad[kept.rows], kept.names, kept.values)

@@ -204,7 +204,7 @@ class _Planner:
         self._check_store(end)
         begin, counted = start.brokers, start.subscription
         if start.is_new and end.origin is not None:
-            # After a crash in batch 0 Spark asks for the start anew; the batch's end tells where it really was.
+            # After a crash in batch 0 Spark asks for the start again; the batch's end tells where it really was.
             begin, counted = end.origin, end.subscription
         same = counted == self._subscription
         wanted = {broker: _between(begin.get(broker, _BEGINNING), place, same) for broker, place in end.brokers.items()}

@@ -40,9 +40,9 @@ def resolve_start(
             )
             continue
         queues = cursor.subscription.queues(view.state)
-        found = start_offsets(cursor.log, options, queues, view.state)
+        starts = start_offsets(cursor.log, options, queues, view.state)
         # Queues that are not named start at their first message; named in the file, so that all is settled there.
-        offsets[broker] = {(q.topic, q.queue): found.get((q.topic, q.queue), q.first) for q in queues}
+        offsets[broker] = {(q.topic, q.queue): starts.get((q.topic, q.queue), q.first) for q in queues}
         positions[broker] = cursor.covering(offsets[broker])
     if not any(offsets.values()):
         return positions, None

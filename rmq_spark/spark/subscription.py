@@ -60,13 +60,13 @@ class Subscription:
 
     def queues(self, state: LogState) -> list[QueueBounds]:
         """Every selected queue that ever had a message."""
-        found = []
+        bounds = []
         for topic in filter(self.selects, state.queues.topics()):
             first, end = state.queues.arrays(topic)
             used = np.flatnonzero(end > 0)
             used = used[self.select(topic, used)]
-            found += [QueueBounds(topic, queue, int(first[queue]), int(end[queue])) for queue in used.tolist()]
-        return found
+            bounds += [QueueBounds(topic, queue, int(first[queue]), int(end[queue])) for queue in used.tolist()]
+        return bounds
 
     def count(self, queues: Queues) -> int:
         """How many messages the selected queues ever had, deleted ones included."""

@@ -226,13 +226,13 @@ class _Broker:
             offsets = beside.submit(self._write_offsets, current)
             for table, file in self._files_of_tasks(current, steps):
                 files[table].append(file)
-            if (found := offsets.result()) is not None:
-                files["consumer_offsets"].append(found)
+            if (offsets_file := offsets.result()) is not None:
+                files["consumer_offsets"].append(offsets_file)
         self.ranges.make_durable(current.end)
         for name in current.marks:
             steps.hold()
             self.ranges.land(name, current, files[name])
-        return {name: sum(file.rows or 0 for file in found) for name, found in files.items()}
+        return {name: sum(file.rows or 0 for file in table_files) for name, table_files in files.items()}
 
     def _files_of_tasks(self, current: LogRange, steps: _Steps) -> Iterator[tuple[str, DataFile]]:
         tables = [name for name in current.marks if name in MESSAGE_TABLES]

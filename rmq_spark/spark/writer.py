@@ -114,7 +114,7 @@ class RocketMQBatchWriter(_Sink, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise InvalidRequestError(
-                "a log is only appended to: write with mode append; to start anew, delete the topic first"
+                "a log is only appended to: write with mode append; to start over, delete the topic first"
             )
         super().__init__(options, schema)
 

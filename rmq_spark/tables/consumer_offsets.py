@@ -91,7 +91,7 @@ def consumer_offset_rows(commits: pa.RecordBatch, broker: str, ends: I64, waitin
         commits: as `offset_commits` returns them.
         broker: whose log they are in.
         ends: per row, the queue's exclusive end at that place.
-        waiting_since: per row, storeTimestamp (ms) of the message at the committed offset; -1 when nobody knows.
+        waiting_since: per row, storeTimestamp (ms) of the message at the committed offset; -1 when unknown.
     """
     gone = commits.column("topic").is_null()
     committed = commits.column("committedOffset").fill_null(0).to_numpy()
@@ -125,10 +125,10 @@ class OffsetHistory:
             CorruptDataError: a file or a record is damaged.
         """
         # A scan gives a batch for each commit of the log, and `_facts` reads the range: so once for all of them.
-        found = pa.Table.from_batches(self._commits(start, end), OFFSET_COMMITS).combine_chunks()
+        all_commits = pa.Table.from_batches(self._commits(start, end), OFFSET_COMMITS).combine_chunks()
         parts = [
             consumer_offset_rows(commits, self._log.broker, *self._facts(commits, start, end))
-            for commits in found.to_batches()
+            for commits in all_commits.to_batches()
         ]
         return pa.Table.from_batches(parts, CONSUMER_OFFSETS)
 
@@ -185,7 +185,7 @@ class OffsetHistory:
             DataExpiredError: retention went past that offset meanwhile.
         """
         left = set(queues)
-        found: dict[Queue, int] = {}
+        ends_by_queue: dict[Queue, int] = {}
         mark = self._log.look(lambda view: view.mark)
         high, window = position, _FIRST_WINDOW
         while left and high > mark.log_start:
@@ -194,8 +194,8 @@ class OffsetHistory:
             ends = table.base + table.rows
             for topic, queue, offset in zip(table.topic.tolist(), table.queue.tolist(), ends.tolist(), strict=True):
                 place = (table.topics[topic], queue)
-                found[place] = max(offset, found.get(place, 0))
-            left -= found.keys()
+                ends_by_queue[place] = max(offset, ends_by_queue.get(place, 0))
+            left -= ends_by_queue.keys()
             high, window = low, window * 2
         if left:
             # Retention may have deleted a queue's last run since the first look: the newest mark knows of it, and any
@@ -204,8 +204,8 @@ class OffsetHistory:
             if mark.log_start > position:
                 raise DataExpiredError("the range was deleted meanwhile", position=position, log_start=mark.log_start)
             older = Queues.load(mark.starts)
-            found.update({queue: older.bounds(*queue)[1] for queue in left})
-        return found
+            ends_by_queue.update({queue: older.bounds(*queue)[1] for queue in left})
+        return ends_by_queue
 
 
 class _QueueRows:
@@ -251,12 +251,12 @@ class _QueueRows:
         _, held, times = self.queues[queue]
         at = offsets - held[0]
         inside = (at >= 0) & (at < len(held))
-        found: I64 = np.where(inside, times[np.clip(at, 0, len(held) - 1)], _UNKNOWN)
-        return found
+        stored_ms: I64 = np.where(inside, times[np.clip(at, 0, len(held) - 1)], _UNKNOWN)
+        return stored_ms
 
 
 class _Among:
-    """Selects given queues."""
+    """Selects the queues it was created with."""
 
     def __init__(self, queues: Iterable[Queue]) -> None:
         self._ids: dict[str, list[int]] = {}

@@ -136,7 +136,7 @@ def write(storage: Storage, spec: TableSpec, rows: pa.Table, name: str, clock: C
 
 
 def file_name(broker: str, first: int, end: int, nonce: str) -> str:
-    """What a file of the rows of [first, end) is called, without its ending; the nonce makes it nobody else's."""
+    """What a file of the rows of [first, end) is called, without its ending; the nonce makes it unique."""
     return f"part-{broker}-{first:020d}-{end:020d}-{nonce[:16]}"
 
 

@@ -57,7 +57,7 @@ class DataFile:
     """Bytes."""
     modified_ms: int
     rows: int | None = None
-    """None: nobody counted."""
+    """None: not counted."""
     least: dict[str, Any] = field(default_factory=dict)
     """Least value of columns, times in ms."""
     greatest: dict[str, Any] = field(default_factory=dict)
@@ -122,9 +122,9 @@ def describe(path: str, size: int, modified_ms: int, rows: pa.Table, spec: Table
             continue
         if pa.types.is_dictionary(column.type):
             column = pa.chunked_array([chunk.dictionary.take(chunk.indices.unique()) for chunk in column.chunks])
-        found = pc.min_max(column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).as_py()
+        extremes = pc.min_max(column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).as_py()
         scale = 1000 if pa.types.is_timestamp(rows[name].type) else 1
-        least[name], greatest[name] = (value // scale if scale > 1 else value for value in found.values())
+        least[name], greatest[name] = (value // scale if scale > 1 else value for value in extremes.values())
         if isinstance(least[name], str) and name != _BROKER:
             least[name], greatest[name] = least[name][:_TEXT_MAX], _bounded(greatest[name])
     text = json.dumps(

@@ -7,7 +7,7 @@ how a range could enter a table twice. docs/decisions/0008 has the argument; tes
 and delta-spark, too.
 
 A log is followed by name: version N + 1 is read when it is there. Versions only ever go forward, also over a drop,
-which leaves a checkpoint behind. Where somebody has deleted a table by hand, one made anew has other versions under the
+which leaves a checkpoint behind. Where somebody has deleted a table by hand, a new one has other versions under the
 same names; so, before version N + 1 is believed, version N must be the one that was read before. The same is asked
 before version N + 1 is written, and after: a writer that slept while its table went must not add to another.
 """
@@ -71,7 +71,7 @@ class DeltaLog:
         self.snapshot: Snapshot | None = None
         """The newest version that was read; None while there is no table."""
         self._last_bytes = b""
-        """The log entry of that version, to tell this table from one made anew."""
+        """The log entry of that version, to tell this table from one created after it."""
         self._vain = (-1, 0)
         """A version that could not be added because its name is taken, and how often in a row."""
 
@@ -160,17 +160,17 @@ class DeltaLog:
             raise CorruptDataError("something that is no entry stands in a table's log", file=self.entry(version))
 
     def _is_still_there(self) -> bool:
-        """Whether the table whose snapshot this is has neither been dropped nor made anew."""
+        """Whether the table whose snapshot this is has been neither dropped nor recreated."""
         if self._last_bytes or self.snapshot is None:
             return self._is_same_table()
         # Its last entry was cleaned up, and the checkpoint alone was read: ask for the table's own id.
-        found = DeltaLog(self.storage, self.spec).refresh()
+        newest = DeltaLog(self.storage, self.spec).refresh()
         mine = self.snapshot
-        return found is not None and found.metadata["id"] == mine.metadata["id"] and found.version >= mine.version
+        return newest is not None and newest.metadata["id"] == mine.metadata["id"] and newest.version >= mine.version
 
     def _dropped(self) -> ExistsError:
         self.snapshot = None
-        return ExistsError("the table was dropped, or made anew, meanwhile", directory=self.directory)
+        return ExistsError("the table was dropped or recreated meanwhile", directory=self.directory)
 
     def write_checkpoint(self) -> None:
         """Write the whole state as one file, so that readers need not read every version."""
@@ -361,8 +361,8 @@ def check_mark(table: str, broker: str, mark: int | None, end: int) -> None:
 
 def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> list[int]:
     """The versions that names of this form stand for, ascending."""
-    found = sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
-    return found[: bisect_left(found, VERSIONS_END)]
+    versions = sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
+    return versions[: bisect_left(versions, VERSIONS_END)]
 
 
 def _plain_maps(value: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 def no_progress(done: int, total: int) -> None:
-    """Nobody watches."""
+    """Ignore the progress."""
 
 
 @dataclass(slots=True)
@@ -203,7 +203,7 @@ def status(store: Store, *, tables: Sequence[str] | None = None) -> list[TableSt
         broker: store.log(broker).look(lambda view: (view.mark.log_start, view.state.offset))
         for broker in store.brokers()
     }
-    found = []
+    statuses = []
     for name in tables or TABLES:
         spec = spec_of(name)
         snapshot = DeltaLog(store.storage, spec).refresh()
@@ -212,7 +212,7 @@ def status(store: Store, *, tables: Sequence[str] | None = None) -> list[TableSt
         shared = {SHARED: (0, 0)} if any(file.broker is None for file in files) else {}
         for broker, (start, end) in {**logs, **shared}.items():
             mine = [file for file in files if (file.broker or SHARED) == broker]
-            found.append(
+            statuses.append(
                 TableStatus(
                     table=name,
                     broker=broker,
@@ -226,7 +226,7 @@ def status(store: Store, *, tables: Sequence[str] | None = None) -> list[TableSt
                     lease=lease if lease is not None and lease.until_ms > now else None,
                 )
             )
-    return found
+    return statuses
 
 
 def read_table(store: Store, table: str, columns: Sequence[str] | None = None) -> pa.Table:

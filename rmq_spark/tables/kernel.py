@@ -89,7 +89,7 @@ def read_range(
     topics: frozenset[str] | None = None,
     columns: tuple[str, ...] = COLUMNS,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of the log range [start, end), of all topics or the given ones.
+    """Yield the messages of the log range [start, end), of all topics or only of `topics`.
 
     Messages of deleted topics are among them: what a range gives must not depend on what came after it.
 
@@ -218,8 +218,8 @@ def _record_sizes(batch: pa.RecordBatch, topics: pa.DictionaryArray) -> I64:
         texts = batch.column(column)
         sizes += text_sizes(texts)
         sizes += (len(name) + PAIR_MARKS_BYTES) * _is_some(texts)
-    found: I64 = sizes
-    return found
+    record_sizes: I64 = sizes
+    return record_sizes
 
 
 def _is_some(values: pa.Array) -> BOOL:

@@ -1,6 +1,6 @@
 """The lease on tables: one engine writes a table at a time, whichever engine that is.
 
-It is a message in the nameserver log, taken by compare-and-append: free, given back or expired, or nobody gets it. A
+It is a message in the nameserver log, taken by compare-and-append, and only while it is free, given back or expired. A
 lease is not a lock, for a process can sleep through it. What the in-process engine writes is fenced besides: a commit
 of a table is exclusive, and carries the mark that it stands on. delta-spark on a local disk or S3 has no such fence
 against others; there the lease is what keeps two engines apart, so its time should be long against a commit.

@@ -36,12 +36,12 @@ class RangeRows:
             DataExpiredError: retention deleted a part of the range meanwhile.
             CorruptDataError: a file is damaged.
         """
-        found: dict[str, pa.Table] = {}
+        rows: dict[str, pa.Table] = {}
         if any(name in tables for name in MESSAGE_TABLES):
-            found = message_rows(kernel.read_range(self._log, start, end, columns=COLUMNS), self._log.broker, tables)
+            rows = message_rows(kernel.read_range(self._log, start, end, columns=COLUMNS), self._log.broker, tables)
         if "consumer_offsets" in tables:
-            found["consumer_offsets"] = self.offset_rows(start, end)
-        return found
+            rows["consumer_offsets"] = self.offset_rows(start, end)
+        return rows
 
     def offset_rows(self, start: int, end: int) -> pa.Table:
         """Rows of [start, end) for `consumer_offsets` alone.

@@ -207,8 +207,8 @@ def drop(delta: DeltaLog, clock: Clock, hold: Hold) -> bool:
     was_there = bool(names)
     if names:
         try:
-            found = delta.refresh()
-            was_there = found is not None and bool(found.files or found.transactions)
+            snapshot = delta.refresh()
+            was_there = snapshot is not None and bool(snapshot.files or snapshot.transactions)
             if was_there:
                 empty(delta, clock)
         except (CorruptDataError, UnsupportedVersionError) as error:

@@ -74,9 +74,9 @@ class World:
 
     def message(self, topic: str, queue: int, *, body: bytes | None = None, **values: Any) -> MessageBatch:
         self.count += 1
-        given = {"msg_id": f"{self.count:032X}", "born_timestamp_ms": 1_600_000_000_000 + self.count, **values}
+        columns = {"msg_id": f"{self.count:032X}", "born_timestamp_ms": 1_600_000_000_000 + self.count, **values}
         content = f"m{self.count}".encode() if body is None else body
-        return MessageBatch.of(topic=topic, queue_id=queue, body=content, **given)
+        return MessageBatch.of(topic=topic, queue_id=queue, body=content, **columns)
 
     def send(self, topic: str, *queues: int, broker: str = DEFAULT_BROKER, **values: Any) -> list[Sent]:
         """One commit with a message for each of the queues."""

@@ -95,16 +95,16 @@ def test_an_option_is_in_the_table_once_for_each_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "nearest"),
+    ("option", "nearest"),
     [
         ("startingOffset", "startingOffsets"),
         ("maxoffsetpertrigger", "maxOffsetsPerTrigger"),
         ("subexpresion", "subExp"),
     ],
 )
-def test_an_unknown_option_names_the_nearest(given: str, nearest: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"unknown option {given} .*did you mean {nearest}"):
-        read(True, **{given: "1"})
+def test_an_unknown_option_names_the_nearest(option: str, nearest: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"unknown option {option} .*did you mean {nearest}"):
+        read(True, **{option: "1"})
 
 
 def test_the_nearest_option_is_one_that_can_be_used_there() -> None:

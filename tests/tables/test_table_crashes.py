@@ -63,7 +63,7 @@ def deaths(work: Callable[[Store], object], sample: Sample, after: bool) -> Iter
             return
 
 
-def found(store: Store) -> dict[str, list[tuple[object, ...]]]:
+def stored_rows(store: Store) -> dict[str, list[tuple[object, ...]]]:
     return {name: as_rows(engine.read_table(store, name)) for name in TABLES}
 
 
@@ -80,7 +80,7 @@ def test_dying_while_tables_grow(after: bool) -> None:
         # The log goes on, and the tables follow: each round begins somewhere else.
         sample.grow(1)
     assert count >= 5
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -93,12 +93,12 @@ def test_dying_while_tables_are_tended(after: bool) -> None:
         for _ in deaths(lambda store: engine.reput(store, range_messages=25), sample, after):
             count += 1
             sample.clock.advance(600)
-        assert found(sample.store)["index"] == sample.index()
+        assert stored_rows(sample.store)["index"] == sample.index()
         if round_ % 2:
             sample.expire()
     engine.reput(sample.store)
     assert count >= 20
-    rows = found(sample.store)
+    rows = stored_rows(sample.store)
     assert (rows["consumequeue"], rows["index"]) == (sample.consumequeue(), sample.index())
 
 
@@ -110,7 +110,7 @@ def test_dying_while_tables_are_rebuilt(after: bool) -> None:
         for status in engine.status(sample.store):
             rows = as_rows(engine.read_table(sample.store, status.table))
             assert rows == sample.expected(mark=status.mark or 0)[status.table]
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -126,4 +126,4 @@ def test_dying_while_tables_are_dropped(after: bool) -> None:
     assert count >= 10
     assert {(status.mark, status.files) for status in engine.status(sample.store)} == {(None, 0)}
     engine.reput(sample.store)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()

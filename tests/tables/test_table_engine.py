@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from rmq_spark.log.commit_log import CommitLog
 
 
-def found(store: Store) -> dict[str, list[tuple[object, ...]]]:
+def stored_rows(store: Store) -> dict[str, list[tuple[object, ...]]]:
     return {name: as_rows(engine.read_table(store, name)) for name in TABLES}
 
 
 def test_tables_hold_the_whole_log() -> None:
     sample = Sample.new(1).grow(40)
     result = engine.reput(sample.store)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
     assert result.messages == sample.bounds()[1]
     assert result.rows == {name: len(rows) for name, rows in sample.expected().items()}
     for status in engine.status(sample.store):
@@ -60,7 +60,7 @@ def test_a_group_that_commits_often_does_not_make_a_range_be_read_often(monkeypa
 
     monkeypatch.setattr(consumer_offsets, "read_range", counting)
     engine.reput(sample.store, tables=["consumer_offsets"])
-    assert found(sample.store)["consumer_offsets"] == sample.expected()["consumer_offsets"]
+    assert stored_rows(sample.store)["consumer_offsets"] == sample.expected()["consumer_offsets"]
     assert len(passes) == 2  # one for the commits, one for the messages that they are about
 
 
@@ -68,16 +68,16 @@ def test_a_second_call_adds_nothing_and_a_third_only_what_is_new() -> None:
     sample = Sample.new(2).grow(20)
     engine.reput(sample.store, range_messages=50)
     assert engine.reput(sample.store).messages == 0
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
     sample.grow(20)
     engine.reput(sample.store, range_messages=37)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
 
 
 def test_an_end_leaves_tables_half_built() -> None:
     sample = Sample.new(3).grow(30)
     engine.reput(sample.store, end=123, range_messages=40)
-    assert found(sample.store) == sample.expected(mark=123)
+    assert stored_rows(sample.store) == sample.expected(mark=123)
     assert {status.mark for status in engine.status(sample.store)} == {123}
 
 
@@ -86,7 +86,7 @@ def test_tables_that_have_come_to_different_places_meet() -> None:
     engine.reput(sample.store, tables=["consumequeue"], end=100)
     engine.reput(sample.store, tables=["index"], end=250)
     engine.reput(sample.store, range_messages=60)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
 
 
 def test_brokers_share_tables() -> None:
@@ -95,9 +95,9 @@ def test_brokers_share_tables() -> None:
     sample.store.create_topic("orders", brokers=brokers)
     sample.grow(40, brokers)
     engine.reput(sample.store, brokers=["broker-1"])
-    assert found(sample.store) == sample.expected(("broker-1",))
+    assert stored_rows(sample.store) == sample.expected(("broker-1",))
     engine.reput(sample.store, range_messages=50)
-    assert found(sample.store) == sample.expected(brokers)
+    assert stored_rows(sample.store) == sample.expected(brokers)
 
 
 def test_retention_trims_the_tables_to_what_the_log_holds() -> None:
@@ -109,7 +109,7 @@ def test_retention_trims_the_tables_to_what_the_log_holds() -> None:
     assert sample.expire() > 0
     engine.reput(sample.store)
     expected = sample.expected()
-    assert found(sample.store) == expected
+    assert stored_rows(sample.store) == expected
     assert len(expected["index"]) < len(sample.index(mark=1 << 60)) or sample.bounds()[0] > 0
 
 
@@ -127,7 +127,7 @@ def test_trimming_drops_whole_files_without_reading_them(monkeypatch: pytest.Mon
     engine.reput(sample.store)
     monkeypatch.undo()
     assert start == 0
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
 
 
 def compact(store: Store, table: str, brokers: tuple[str, ...]) -> None:
@@ -163,7 +163,7 @@ def test_retention_trims_files_that_another_engine_has_compacted(brokers: tuple[
     for broker in brokers:  # the first time, the file holds messages below one broker's start and above the other's
         assert sample.expire(broker) > 0
         engine.reput(sample.store)
-        assert found(sample.store) == sample.expected(brokers)
+        assert stored_rows(sample.store) == sample.expected(brokers)
     for table in TABLES:
         snapshot = DeltaLog(sample.store.storage, TABLES[table]).refresh()
         assert snapshot is not None
@@ -180,7 +180,7 @@ def test_an_expired_gap_between_mark_and_log_is_stepped_over() -> None:
     sample.grow(30).roll()
     assert sample.expire() > 50
     engine.reput(sample.store, range_messages=64)
-    rows = found(sample.store)
+    rows = stored_rows(sample.store)
     assert rows["consumequeue"] == sample.consumequeue()
     assert rows["index"] == sample.index()
 
@@ -188,9 +188,9 @@ def test_an_expired_gap_between_mark_and_log_is_stepped_over() -> None:
 def test_rebuilding_gives_the_same_tables() -> None:
     sample = Sample.new(9).grow(40)
     engine.reput(sample.store, range_messages=33)
-    before = found(sample.store)
+    before = stored_rows(sample.store)
     engine.rebuild(sample.store, range_messages=200)
-    assert found(sample.store) == before == sample.expected()
+    assert stored_rows(sample.store) == before == sample.expected()
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -203,7 +203,7 @@ def test_rebuilding_for_one_broker_leaves_the_rows_of_others(compacted: bool) ->
     if compacted:
         for table in TABLES:
             compact(sample.store, table, brokers)
-    before = found(sample.store)
+    before = stored_rows(sample.store)
     marks = {(status.table, status.broker): status.mark for status in engine.status(sample.store)}
     engine.empty(sample.store, brokers=["broker-1"])
     after = engine.status(sample.store)
@@ -211,17 +211,17 @@ def test_rebuilding_for_one_broker_leaves_the_rows_of_others(compacted: bool) ->
         place: mark for place, mark in marks.items() if place[1] == "broker-0"
     }
     assert {one.mark for one in after if one.broker == "broker-1"} == {0}
-    kept = found(sample.store)
+    kept = stored_rows(sample.store)
     names = {name: TABLES[name].schema.names.index("brokerName") for name in TABLES}
     for name, at in names.items():
         assert kept[name] == [row for row in before[name] if row[at] != "broker-1"]
     engine.reput(sample.store)
-    assert found(sample.store) == before == sample.expected(brokers)
+    assert stored_rows(sample.store) == before == sample.expected(brokers)
     engine.rebuild(sample.store, brokers=["broker-0"], range_messages=70)
-    assert found(sample.store) == before
+    assert stored_rows(sample.store) == before
     with pytest.raises(NotFoundError, match="no such broker"):
         engine.rebuild(sample.store, brokers=["nope"])
-    assert found(sample.store) == before
+    assert stored_rows(sample.store) == before
 
 
 def test_a_lease_of_no_time_is_refused() -> None:
@@ -244,7 +244,7 @@ def test_dropping_leaves_no_row_and_building_starts_anew() -> None:
     assert engine.drop(sample.store) == []
     assert {status.table: status.version for status in engine.status(sample.store)} == before
     engine.reput(sample.store)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
     assert all(status.version > before[status.table] for status in engine.status(sample.store)), "no name twice"
 
 
@@ -294,7 +294,7 @@ def test_a_damaged_or_foreign_table_is_an_error_and_can_be_dropped(damage: str) 
     assert engine.drop(sample.store) == list(TABLES)
     assert list(storage.list("tables/index")) == []
     engine.reput(sample.store)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
 
 
 def test_small_files_are_merged_and_old_files_deleted_in_time() -> None:
@@ -302,7 +302,7 @@ def test_small_files_are_merged_and_old_files_deleted_in_time() -> None:
     for _ in range(30):
         sample.grow(1)
         engine.reput(sample.store)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
     snapshot = DeltaLog(sample.store.storage, TABLES["index"]).refresh()
     assert snapshot is not None
     assert len(snapshot.files) < 2 * upkeep.MERGE_FILES
@@ -320,7 +320,7 @@ def test_small_files_are_merged_and_old_files_deleted_in_time() -> None:
     assert not names & set(snapshot.removed)
     entries = sorted(info.name for info in sample.store.storage.list("tables/index/_delta_log"))
     assert entries[0] >= f"{snapshot.checkpoint:020d}"
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
 
 
 def test_a_table_ahead_of_its_log_is_refused() -> None:
@@ -342,7 +342,7 @@ def test_bad_requests_change_nothing() -> None:
         engine.read_table(sample.store, "indexx")
     with pytest.raises(InvalidRequestError, match="at least one message"):
         engine.reput(sample.store, range_messages=0)
-    assert not any(found(sample.store).values())
+    assert not any(stored_rows(sample.store).values())
 
 
 # ------------------------------------------------------------ leases
@@ -358,7 +358,7 @@ def test_one_engine_writes_at_a_time() -> None:
             engine.drop(sample.store)
         assert {status.lease.holder for status in engine.status(sample.store) if status.lease} == {lease.holder}
     engine.reput(sample.store)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
     assert not any(status.lease for status in engine.status(sample.store))
 
 
@@ -407,7 +407,7 @@ def test_waiting_for_a_lease() -> None:
     sample = Sample.new(18).grow(5)
     TableLease.acquire(sample.store)  # and never given back
     engine.reput(sample.store, wait_s=LEASE_MS / 1000 + 1)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
 
 
 # ------------------------------------------------------------ races
@@ -436,7 +436,7 @@ def test_an_engine_that_slept_through_its_lease_doubles_nothing(seed: int, monke
     monkeypatch.undo()
     sample.clock.advance(LEASE_MS / 1000 + 1)
     engine.reput(sample.store)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
     orphans = {info.name for info in sample.store.storage.list("tables/index") if info.name.endswith(".parquet")}
     current = DeltaLog(sample.store.storage, TABLES["index"]).refresh()
     assert current is not None
@@ -493,7 +493,7 @@ def test_a_drop_cures_entries_that_nobody_can_read(what: str) -> None:
     engine.drop(sample.store)
     assert not [info.name for info in storage.list("tables/index/_delta_log") if info.name.startswith("9")]
     engine.reput(sample.store)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
 
 
 def test_a_store_on_disk_gives_the_same(tmp_path: object) -> None:
@@ -502,6 +502,6 @@ def test_a_store_on_disk_gives_the_same(tmp_path: object) -> None:
     sample.grow(20).roll()
     sample.grow(10)
     engine.reput(sample.store, range_messages=100)
-    assert found(sample.store) == sample.expected()
+    assert stored_rows(sample.store) == sample.expected()
     reopened = Store(open_storage(f"{uri}/store"), SETTINGS, sample.clock, read_only=True)
-    assert found(reopened) == sample.expected()
+    assert stored_rows(reopened) == sample.expected()
