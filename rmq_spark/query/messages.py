@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.client.compression import decompress
@@ -34,9 +33,6 @@ from rmq_spark.tables import kernel
 from rmq_spark.tables.delta_log import DeltaLog
 from rmq_spark.tables.schemas import TABLES
 
-I64 = npt.NDArray[np.int64]
-BOOL = npt.NDArray[np.bool_]
-
 if TYPE_CHECKING:
     from rmq_spark.log.view import LogView
 
@@ -47,9 +43,7 @@ LIMIT: Final = 64
 """How many messages a query returns at most: RocketMQ's `maxMsgsNumBatch`."""
 LIMIT_MAX: Final = 2**63 - 1
 _LOOKS: Final = 5
-_FIRST_SOURCES: Final = 8
 _FAR: Final = 1 << 62
-_PLACE_COLUMNS: Final = ("topic", "queueId", "queueOffset", "commitOffset", "sysFlag", "storeTimestamp")
 
 
 @dataclass(frozen=True, slots=True)
