@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -29,7 +29,8 @@ from rmq_spark.log.message_batch import MessageBatch, to_record_batch
 from rmq_spark.log.run_index import Runs, find_order, sort_rows
 from rmq_spark.log.schema import Row
 from rmq_spark.log.small_batch import to_message
-from rmq_spark.model import java_hash, names
+from rmq_spark.model import names
+from rmq_spark.model.java_hash import java_hashes
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
@@ -149,29 +150,14 @@ def describe(batch: pa.RecordBatch, runs: Runs) -> dict[str, Any]:
 
 
 def _described(runs: Runs, ids: Sequence[str], keys: bytes) -> dict[str, Any]:
-    rows = runs.rows
-    packed = _packed_one(runs.queue.item(), runs.tag_codes.item()) if len(rows) == 1 == rows[0] else _packed(runs)
     return {
         "topics": runs.topics,
-        **packed,
-        "bloom": binascii.b2a_base64(keys, newline=False).decode(),
-        "ids": list(ids),
-    }
-
-
-def _packed(runs: Runs) -> dict[str, str]:
-    return {
         "runs": pack(np.concatenate([runs.topic, runs.queue, runs.rows])),
         "tagn": pack(runs.tag_counts),
         "tags": pack(runs.tag_codes),
+        "bloom": binascii.b2a_base64(keys, newline=False).decode(),
+        "ids": list(ids),
     }
-
-
-@lru_cache(4096)
-def _packed_one(queue: int, tag_code: int) -> dict[str, str]:
-    """`_packed` of one message, which is the most common commit."""
-    zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
-    return _packed(Runs([], zero, np.array([queue], np.int32), one, one, np.array([tag_code], np.int32)))
 
 
 def cut(
@@ -340,7 +326,7 @@ def check_described(meta: FileMeta, batch: pa.RecordBatch, first_row: int) -> No
 def tags_listed(runs: Runs, tags: pa.StringArray, first_row: int) -> bool:
     """Whether the run index lists the codes of these rows' tags (`first_row` on), each for its run."""
     encoded = tags.dictionary_encode("encode")
-    codes = java_hash.java_hashes(encoded.dictionary).astype(np.int64)[integers_of(encoded.indices)]
+    codes = java_hashes(encoded.dictionary).astype(np.int64)[integers_of(encoded.indices)]
     rows = np.arange(first_row, first_row + len(tags))
     run = np.searchsorted(runs.first_rows(), rows, "right") - 1
     low, high = int(run[0]), int(run[-1]) + 1
