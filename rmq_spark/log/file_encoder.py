@@ -5,7 +5,6 @@ Sans-io. A file is encoded piece by piece, so that a writer can begin before the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
@@ -154,7 +153,6 @@ class Encoded(Pieces):
         if table is not None:
             doc["blocks"] = table
         text = file_layout.padded(json_text(doc))
-        digest = hashlib.blake2b(text, digest_size=16).hexdigest()
         head = file_layout.head(version, blocks.kind)
         at, crc = len(head), crc32(head)
         places: list[Place] = []
@@ -163,7 +161,7 @@ class Encoded(Pieces):
             at += len(block.data)
             if table is None:
                 crc = crc32(block.data, crc)
-        tail = file_layout.make_tail(version, blocks.kind, text, digest.encode(), places)
+        tail = file_layout.make_tail(version, blocks.kind, text, places)
         digits_at = file_layout.crc_at(tail)
         tail[digits_at : digits_at + 8] = b"%08x" % crc32(tail, crc)
-        return Tail(bytes(tail), doc, digest, at + len(tail))
+        return Tail(bytes(tail), doc, file_layout.digest_of(text), at + len(tail))
