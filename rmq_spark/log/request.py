@@ -15,8 +15,8 @@ from rmq_spark.errors import OutcomeUnknownError
 from rmq_spark.log.core_folds import SinkMark
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.rows import PreparedRows, RowFile, queue_offsets
-from rmq_spark.log.run_index import Runs
+from rmq_spark.log.rows import PreparedRows, RowFile
+from rmq_spark.log.run_index import Runs, queue_offsets
 from rmq_spark.log.state import LogState
 
 I64 = npt.NDArray[np.int64]
@@ -83,7 +83,7 @@ class Offsets:
     def queue(self) -> I64:
         """Queue offset of each row, in the order the rows were given."""
         if self._queue is None:
-            self._queue = self._in_caller_order(queue_offsets(self._runs, self._bases))
+            self._queue = self._in_caller_order(queue_offsets(self._runs.rows, self._bases))
         return self._queue
 
     @property

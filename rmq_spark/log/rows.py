@@ -181,10 +181,9 @@ def block_edges(
     are not sorted yet are going to be in `order`.
     """
     run_bytes = run_bytes or RUN_BLOCKS * block_bytes
+    # A last part that is much smaller than the others is not worth a block.
+    most = run_bytes + run_bytes // 4
     count, total = batch.num_rows, copied_bytes(batch)
-    # A last part that is much smaller than the others is not worth a block; but blocks of a segment follow its times.
-    steps = _time_steps(batch)
-    most = run_bytes if steps is not None else run_bytes + run_bytes // 4
     if total <= (block_bytes if len(run_rows) > 1 else most):
         return [0, count]
     sizes = np.diff(offsets_of(batch.column("body")))
@@ -198,41 +197,9 @@ def block_edges(
         run = int(end_weights.searchsorted(weights[at] + block_bytes))
         end = int(run_ends[min(run, len(run_ends) - 1)])
         if weights[end] - weights[at] > most:
-            end = _inner_end(weights, at, end, run_bytes, steps)
+            end = int(weights.searchsorted(weights[at] + run_bytes))
         edges.append(min(max(end, at + 1), count))
     return edges
-
-
-def _time_steps(batch: pa.RecordBatch) -> I64 | None:
-    """Rows of a segment before which the store time changes; None for files whose rows have no times of their own."""
-    if "storeTimestamp" not in batch.schema.names:
-        return None
-    times = integers_of(batch.column("storeTimestamp"))
-    return np.flatnonzero(times[1:] != times[:-1]) + 1
-
-
-def _inner_end(weights: I64, at: int, last: int, run_bytes: int, steps: I64 | None) -> int:
-    """Where a block that begins with row `at` ends within its run, which ends before row `last`.
-
-    Before a row with another time, if one is near enough; else in equal parts up to the next one. Then a slice of time
-    that begins and ends with commits reads no row in vain.
-    """
-    begin = weights[at]
-    if steps is None:
-        return int(weights.searchsorted(begin + run_bytes))
-    index = int(steps.searchsorted(weights.searchsorted(begin + run_bytes, "right") - 1, "right"))
-    if index and steps[index - 1] > at and weights[steps[index - 1]] - begin >= run_bytes // 2:
-        return int(steps[index - 1])
-    target = min(int(steps[index]), last) if index < len(steps) else last
-    stretch = weights[target] - begin
-    return int(weights.searchsorted(begin + stretch // -(-stretch // run_bytes)))
-
-
-def queue_offsets(runs: Runs, bases: I64) -> I64:
-    """Queue offset of each row in file order."""
-    if len(bases) == 1:  # several times faster, and most appends are one message
-        return np.arange(bases[0], bases[0] + runs.rows[0])
-    return np.repeat(bases - runs.first_rows(), runs.rows) + np.arange(int(runs.rows.sum()))
 
 
 def write_row_file(storage: Storage, root: str, batch: MessageBatch, *, nonce: str, block_bytes: int) -> RowFile:
@@ -275,10 +242,9 @@ def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) ->
     # Each row file has a bloom of its own; one over all would have to be rebuilt from the keys.
     doc = _described(runs, ids, b"")
     # What the file says counts, not what the caller believes: readers skip and number by these.
-    counts = [len(meta.runs.rows) for meta in metas]
     doc["files"] = [
-        [file.name, meta.digest, meta.rows, meta.size, count]
-        for file, meta, count in zip(files, metas, counts, strict=True)
+        [file.name, meta.digest, meta.rows, meta.size, len(meta.runs.rows)]
+        for file, meta in zip(files, metas, strict=True)
     ]
     return PreparedRows(Blocks("commit", [], total, 0), runs, None, doc)
 

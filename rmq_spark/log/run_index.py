@@ -64,6 +64,12 @@ class Runs:
         return runs
 
 
+def queue_offsets(rows: I32, bases: I64) -> I64:
+    """Queue offset of each row in file order, given how many rows each run has, and the offset of its first."""
+    ends = np.cumsum(rows, dtype=np.int64)
+    return np.repeat(bases - (ends - rows), rows) + np.arange(rows.sum())
+
+
 class RowOrder(NamedTuple):
     """How rows are sorted by (topic, queueId), and the runs that result. Tags have not been read yet."""
 
