@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.log import file_layout, ipc_file
-from rmq_spark.log.checksum import crc32
+from rmq_spark.log.fast import crc32, json_text
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.file_layout import Place
-from rmq_spark.log.json_text import json_text
 from rmq_spark.storage.base import Pieces
 
 SMALL_BYTES: Final = 24 * 1024

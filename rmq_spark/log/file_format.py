@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, UnsupportedVersionError
 from rmq_spark.log import file_layout, ipc_file
-from rmq_spark.log.checksum import crc32
+from rmq_spark.log.fast import crc32
 from rmq_spark.log.file_layout import CRC_ZEROS
 from rmq_spark.log.run_index import Runs
 

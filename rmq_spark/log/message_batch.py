@@ -7,17 +7,19 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.arrow_columns import integers
-from rmq_spark.log.property_sizes import property_sizes, text_sizes
+from rmq_spark.log.arrow_columns import booleans_of, integers, integers_of
 from rmq_spark.log.schema import Row
 from rmq_spark.model import limits, names
 from rmq_spark.model.message_row import MessageRow
 from rmq_spark.model.properties import KEYS, TAGS
+
+I64 = npt.NDArray[np.int64]
 
 BODY: Final = schema.ROWS.get_field_index("body")
 """Where the body stands in a `Row`."""
@@ -234,3 +236,29 @@ def _property_bytes(table: pa.Table) -> pa.Array:
         texts = np.concatenate([text_sizes(chunk) for chunk in table[column].chunks])
         sizes += texts + (texts > 0) * (len(name) + limits.PAIR_MARKS_BYTES)
     return integers(sizes)
+
+
+def property_sizes(maps: pa.MapArray) -> I64:
+    """Bytes of each map in a property string: names, values and marks. Pairs without a value are not stored."""
+    offsets = integers_of(maps.offsets).astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first == last:
+        return np.zeros(len(maps), np.int64)
+    items = maps.items[first:last]
+    pairs = text_sizes(maps.keys[first:last]) + text_sizes(items) + limits.PAIR_MARKS_BYTES
+    if items.null_count:
+        pairs *= booleans_of(items.is_valid())
+    ends = np.concatenate(([0], np.cumsum(pairs)))
+    sizes: I64 = np.diff(ends[offsets - first])
+    if maps.null_count:
+        # A null map may still span entries.
+        sizes[booleans_of(maps.is_null())] = 0
+    return sizes
+
+
+def text_sizes(texts: pa.Array) -> I64:
+    """Bytes of each text; 0 for null."""
+    sizes: I64 = integers_of(pc.binary_length(texts)).astype(np.int64)
+    if texts.null_count:
+        sizes[booleans_of(texts.is_null())] = 0
+    return sizes
