@@ -12,31 +12,18 @@ whole numbers, lists and objects; of anything else, floats for one, the two woul
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import pyarrow as pa
+try:
+    from isal.isal_zlib import crc32  # an extra: the core works without it
+except ImportError:
+    from zlib import crc32
 
 __all__ = ["crc32", "json_text"]
 
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 _DELETE: Final = b"\x7f"
-
-
-class Crc32(Protocol):
-    """`zlib.crc32`, or a function that gives the same values."""
-
-    def __call__(self, data: bytes | bytearray | memoryview | pa.Buffer, value: int = 0, /) -> int:
-        """CRC-32 of `data`, going on from `value`, the CRC-32 of what stands before it."""
-
-
-def _choose_crc32() -> Crc32:
-    try:
-        from isal import isal_zlib  # an extra: the core works without it
-    except ImportError:
-        return zlib.crc32
-    return isal_zlib.crc32
 
 
 def plain_text(doc: dict[str, Any]) -> bytes:
@@ -63,6 +50,3 @@ def _choose_json() -> Callable[[dict[str, Any]], bytes]:
 
 json_text: Final = _choose_json()
 """A document as it stands in a file."""
-
-crc32: Final[Crc32] = _choose_crc32()
-"""CRC-32 as in zlib and gzip."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import struct
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -56,9 +55,9 @@ CRC_ZEROS: Final = b"00000000"
 _DOC_STEP: Final = 64
 _TEMPLATE_DOC_MAX: Final = 4096
 """Tails with one block and a document up to this length are copied from a template."""
+_NO_TEXT: Final = b"\x03"
 _NO_DIGEST: Final = b"\x04" * 32
 _DOC_START: Final = re.compile(rb'\{"v":([0-9]{1,4}),"kind":"([a-z]{1,16})"')
-_LENGTH: Final = struct.Struct("<I")
 _PLACE_AT: Final = len(ipc_file.END_OF_STREAM) + ipc_file.BLOCKS_START
 
 Place = tuple[int, int, int]
@@ -112,7 +111,7 @@ def make_tail(version: int, kind: str, text: bytes, places: list[Place]) -> byte
     if len(places) > 1 or len(text) > _TEMPLATE_DOC_MAX:
         return bytearray(_built_tail(version, kind, text, digest, places))
     template = _template(version, kind, len(text), len(places))
-    tail = bytearray(template.replace(_no_text(len(text)), text).replace(_NO_DIGEST, digest))
+    tail = bytearray(template.replace(_NO_TEXT * len(text), text).replace(_NO_DIGEST, digest))
     for place in places:
         ipc_file.BLOCK.pack_into(tail, _PLACE_AT, *place)
     return tail
@@ -131,7 +130,7 @@ def find_document(data: bytes, data_end: int) -> tuple[dict[str, Any], str] | No
     version, kind, at = int(document[1]), document[2].decode(), document.start()
     if kind not in SCHEMAS.get(version, ()) or not data.startswith(head(version, kind)):
         return None
-    text = data[at : at + _LENGTH.unpack_from(data, at - _LENGTH.size)[0]]
+    text = data[at : at + int.from_bytes(data[at - 4 : at], "little")]
     digest = digest_of(text)
     return (json.loads(text.decode()), digest) if data.find(digest.encode(), data_end) >= 0 else None
 
@@ -144,11 +143,7 @@ def crc_at(data: bytes | bytearray) -> int:
 @lru_cache(128)
 def _template(version: int, kind: str, length: int, blocks: int) -> bytes:
     """The tail of files with a document of `length` bytes and none or one block."""
-    return _built_tail(version, kind, _no_text(length), _NO_DIGEST, [(0, 0, 0)] * blocks)
-
-
-def _no_text(length: int) -> bytes:
-    return b"\x03" * length
+    return _built_tail(version, kind, _NO_TEXT * length, _NO_DIGEST, [(0, 0, 0)] * blocks)
 
 
 def _built_tail(version: int, kind: str, text: bytes, digest: bytes, places: list[Place]) -> bytes:

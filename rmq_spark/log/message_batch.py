@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -158,12 +157,9 @@ class MessageBatch:
         return self._table if self.rows is None else pa.Table.from_batches([to_record_batch(self.rows)])
 
 
-_check_topic = lru_cache(4096)(names.check_topic)
-
-
 def _check_row(row: MessageRow) -> None:
     topic, queue_id, msg_id, body = row.topic, row.queue_id, row.msg_id, row.body
-    _check_topic(topic)
+    names.check_topic(topic)
     if not 0 <= queue_id < names.QUEUES_MAX:
         raise InvalidRequestError("queueId is 0 to 65535", topic=topic, queueId=queue_id)
     if not isinstance(body, bytes) or len(body) > limits.BODY_BYTES_MAX:
@@ -242,8 +238,6 @@ def property_sizes(maps: pa.MapArray) -> I64:
     """Bytes of each map in a property string: names, values and marks. Pairs without a value are not stored."""
     offsets = integers_of(maps.offsets).astype(np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
-    if first == last:
-        return np.zeros(len(maps), np.int64)
     items = maps.items[first:last]
     pairs = text_sizes(maps.keys[first:last]) + text_sizes(items) + limits.PAIR_MARKS_BYTES
     if items.null_count:

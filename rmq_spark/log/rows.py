@@ -184,8 +184,6 @@ def block_edges(
     # A last part that is much smaller than the others is not worth a block.
     most = run_bytes + run_bytes // 4
     count, total = batch.num_rows, copied_bytes(batch)
-    if total <= (block_bytes if len(run_rows) > 1 else most):
-        return [0, count]
     sizes = np.diff(offsets_of(batch.column("body")))
     # The other columns are taken for equal shares.
     sizes += max(1, (total - int(sizes.sum())) // count)
@@ -235,10 +233,10 @@ def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) ->
             raise meta.corrupt("run index does not cover the rows")
         _refuse_state(meta.runs.topics)
         metas.append(meta)
-    if not metas or not sum(meta.rows for meta in metas):
+    total = sum(meta.rows for meta in metas)
+    if not total:
         raise InvalidRequestError("an append needs at least one message")
     runs, ids = join_described(metas)
-    total = sum(meta.rows for meta in metas)
     # Each row file has a bloom of its own; one over all would have to be rebuilt from the keys.
     doc = _described(runs, ids, b"")
     # What the file says counts, not what the caller believes: readers skip and number by these.
