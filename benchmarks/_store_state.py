@@ -6,7 +6,7 @@ import time
 
 from _store_kit import directory, one, open_log, report
 
-from rmq_spark.log.json_text import json_text
+from rmq_spark.log.fast import json_text
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.request import Decision
 from rmq_spark.rules.offsets import ConsumerOffsets

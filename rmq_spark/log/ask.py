@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rmq_spark.errors import OutcomeUnknownError, PreconditionFailedError
 from rmq_spark.log.core_folds import CORE_FOLDS, FoldList, RowFiles, SinkBatches
-from rmq_spark.log.json_text import json_text
+from rmq_spark.log.fast import json_text
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.offers import Offers
 from rmq_spark.log.request import Decision, Outcome, Request

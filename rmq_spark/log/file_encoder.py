@@ -5,7 +5,6 @@ Sans-io. A file is encoded piece by piece, so that a writer can begin before the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
@@ -14,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from rmq_spark.log import file_layout, ipc_file
-from rmq_spark.log.checksum import crc32
+from rmq_spark.log.fast import crc32, json_text
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.file_layout import Place
-from rmq_spark.log.json_text import json_text
 from rmq_spark.storage.base import Pieces
 
 SMALL_BYTES: Final = 24 * 1024
@@ -154,7 +152,6 @@ class Encoded(Pieces):
         if table is not None:
             doc["blocks"] = table
         text = file_layout.padded(json_text(doc))
-        digest = hashlib.blake2b(text, digest_size=16).hexdigest()
         head = file_layout.head(version, blocks.kind)
         at, crc = len(head), crc32(head)
         places: list[Place] = []
@@ -163,7 +160,7 @@ class Encoded(Pieces):
             at += len(block.data)
             if table is None:
                 crc = crc32(block.data, crc)
-        tail = file_layout.make_tail(version, blocks.kind, text, digest.encode(), places)
+        tail = file_layout.make_tail(version, blocks.kind, text, places)
         digits_at = file_layout.crc_at(tail)
         tail[digits_at : digits_at + 8] = b"%08x" % crc32(tail, crc)
-        return Tail(bytes(tail), doc, digest, at + len(tail))
+        return Tail(bytes(tail), doc, file_layout.digest_of(text), at + len(tail))

@@ -18,13 +18,12 @@ leaves the blocks out: every byte is covered once.
 from __future__ import annotations
 
 import binascii
-import hashlib
 import json
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +32,7 @@ import pyarrow as pa
 
 from rmq_spark.errors import CorruptDataError, UnsupportedVersionError
 from rmq_spark.log import file_layout, ipc_file
-from rmq_spark.log.checksum import crc32
+from rmq_spark.log.fast import crc32
 from rmq_spark.log.file_layout import CRC_ZEROS
 from rmq_spark.log.run_index import Runs
 
@@ -112,10 +111,8 @@ class FileMeta:
     def runs(self) -> Runs:
         """The run index."""
         doc = self.doc
-        packed = doc["runs"], doc["tagn"], doc["tags"]
-        if len(doc["runs"]) <= _SMALL_RUNS:
-            return Runs(doc["topics"], *_small_run_arrays(*packed))
-        return Runs(doc["topics"], *_run_arrays(*packed))
+        topic, queue, rows = unpack(doc["runs"], "i4").reshape(3, -1)
+        return Runs(doc["topics"], topic, queue, rows, unpack(doc["tagn"], "i4"), unpack(doc["tags"], "i4"))
 
     @cached_property
     def bases(self) -> npt.NDArray[np.int64]:
@@ -163,19 +160,6 @@ class FileMeta:
         return CorruptDataError(problem, file=self.path, **context)
 
 
-_SMALL_RUNS: Final = 32
-"""Length of the packed run index of a file with one or two runs."""
-
-
-def _run_arrays(runs: str, tag_counts: str, tag_codes: str) -> tuple[npt.NDArray[np.int32], ...]:
-    topic, queue, rows = unpack(runs, "i4").reshape(3, -1)
-    return topic, queue, rows, unpack(tag_counts, "i4"), unpack(tag_codes, "i4")
-
-
-_small_run_arrays = lru_cache(4096)(_run_arrays)
-"""Most small commits share their run index with many others. The arrays are read-only."""
-
-
 class NeedMoreError(Exception):
     """The tail that was read does not hold the whole footer; `length` bytes would."""
 
@@ -200,11 +184,9 @@ def parse(path: str, tail: bytes, size: int) -> FileMeta:
     if footer + 16 > len(tail):  # Arrow's reader wants the opening magic's six bytes in front of the footer
         raise NeedMoreError(footer + 16)
     data_end = size - 10 - footer - _EOS_BYTES
-    known = file_layout.match_tail(tail, len(tail) - size + data_end)
-    if known is not None:  # then the columns are those of the format, byte by byte
-        meta = FileMeta(path, _document(path, *known), known[1].decode(), size, data_end)
-    else:
-        meta = _parse_arrow_footer(path, tail, size, data_end)
+    found = file_layout.find_document(tail, data_end) if len(tail) == size else None
+    doc, digest = found or _read_arrow_footer(path, tail)
+    meta = FileMeta(path, doc, digest, size, data_end)
     if len(tail) == size:
         _check_outside(meta, tail)
         meta.whole = tail
@@ -274,8 +256,8 @@ def _check_outside(meta: FileMeta, data: bytes) -> None:
         raise meta.corrupt("file check-sum is wrong", size=len(data))
 
 
-def _parse_arrow_footer(path: str, tail: bytes, size: int, data_end: int) -> FileMeta:
-    """The metadata of a file whose footer may have any layout that Arrow allows."""
+def _read_arrow_footer(path: str, tail: bytes) -> tuple[dict[str, Any], str]:
+    """The document and its digest in a footer that may have any layout that Arrow allows, both checked."""
     try:
         schema = pa.ipc.open_file(pa.BufferReader(tail)).schema
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -284,18 +266,9 @@ def _parse_arrow_footer(path: str, tail: bytes, size: int, data_end: int) -> Fil
     text, digest = metadata.get(b"rmq.doc"), metadata.get(b"rmq.digest")
     if text is None or digest is None:
         raise CorruptDataError("an Arrow file, but not one of a log", file=path)
-    doc = _document(path, text, digest)
-    expected = file_layout.SCHEMAS[doc["v"]].get(doc["kind"])
-    if expected is None or not schema.equals(expected):
-        raise CorruptDataError("columns are not those of the format", file=path, kind=doc["kind"])
-    return FileMeta(path, doc, digest.decode(), size, data_end)
-
-
-def _document(path: str, text: bytes, digest: bytes) -> dict[str, Any]:
-    """The metadata document, checked against its digest; its version is known."""
-    if digest != hashlib.blake2b(text, digest_size=16).hexdigest().encode():
+    if digest != file_layout.digest_of(text).encode():
         raise CorruptDataError("metadata check-sum is wrong", file=path)
-    doc: dict[str, Any] = json.loads(text.decode())
+    doc = json.loads(text.decode())
     if doc.get("v") not in file_layout.SCHEMAS:
         raise UnsupportedVersionError(
             "file has another format version; upgrade rmq-spark",
@@ -303,4 +276,7 @@ def _document(path: str, text: bytes, digest: bytes) -> dict[str, Any]:
             version=doc.get("v"),
             known=sorted(file_layout.SCHEMAS),
         )
-    return doc
+    expected = file_layout.SCHEMAS[doc["v"]].get(doc["kind"])
+    if expected is None or not schema.equals(expected):
+        raise CorruptDataError("columns are not those of the format", file=path, kind=doc["kind"])
+    return doc, digest.decode()

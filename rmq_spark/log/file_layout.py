@@ -2,16 +2,17 @@
 
 A file is its head (magic and bare schema), its blocks of rows, and its tail (end-of-stream mark and footer). Head and
 tail are the same in all files of a version and kind, except for a few fields in the tail: the metadata document, its
-digest, the places of the blocks and the file's CRC-32. Therefore small tails are copied from templates, and a reader
-recognises a tail by comparing it with the template instead of parsing it.
+digest, the places of the blocks and the file's CRC-32. To have Arrow write or parse a tail takes longer than all else
+that is done with the bytes of a small file: its tail is copied from a template, and a reader looks for the document.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-import struct
 from functools import cache, lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -50,15 +51,13 @@ return nulls for columns that a file's version does not have.
 
 CRC_MARK: Final = b"\x02crc32:"  # a control character: JSON escapes it, so the document cannot hold it
 CRC_ZEROS: Final = b"00000000"
-DIGEST_DIGITS: Final = 32
 
 _DOC_STEP: Final = 64
-_DOC_LONG: Final = 4096
-_DOC_LONG_STEP: Final = 512
-_TEMPLATE_DOC_MAX: Final = 64 * 1024
+_TEMPLATE_DOC_MAX: Final = 4096
 """Tails with one block and a document up to this length are copied from a template."""
+_NO_TEXT: Final = b"\x03"
+_NO_DIGEST: Final = b"\x04" * 32
 _DOC_START: Final = re.compile(rb'\{"v":([0-9]{1,4}),"kind":"([a-z]{1,16})"')
-_LENGTH: Final = struct.Struct("<I")
 _PLACE_AT: Final = len(ipc_file.END_OF_STREAM) + ipc_file.BLOCKS_START
 
 Place = tuple[int, int, int]
@@ -89,56 +88,51 @@ def head(version: int, kind: str) -> bytes:
     return ipc_file.HEAD + schema_message(version, kind)
 
 
+def digest_of(document: bytes) -> str:
+    """The digest of a metadata document."""
+    return hashlib.blake2b(document, digest_size=16).hexdigest()
+
+
 def padded(document: bytes) -> bytes:
     """The document with spaces behind it, so that there are few lengths of documents and few templates."""
-    step = _DOC_STEP if len(document) <= _DOC_LONG else _DOC_LONG_STEP
-    return document + b" " * (-len(document) % step)
+    return document + b" " * (-len(document) % _DOC_STEP)
 
 
-def make_tail(version: int, kind: str, text: bytes, digest: bytes, places: list[Place]) -> bytearray:
+def make_tail(version: int, kind: str, text: bytes, places: list[Place]) -> bytearray:
     """What follows the blocks, with zeros for the digits of the CRC.
 
     Args:
         version: of the format.
         kind: of file.
         text: the metadata document.
-        digest: of that text.
         places: of the blocks.
     """
+    digest = digest_of(text).encode()
     if len(places) > 1 or len(text) > _TEMPLATE_DOC_MAX:
         return bytearray(_built_tail(version, kind, text, digest, places))
     template = _template(version, kind, len(text), len(places))
-    tail = bytearray(template.tail)
-    tail[template.text_at : template.text_at + len(text)] = text
-    tail[template.digest_at : template.digest_at + DIGEST_DIGITS] = digest
+    tail = bytearray(template.replace(_NO_TEXT * len(text), text).replace(_NO_DIGEST, digest))
     for place in places:
         ipc_file.BLOCK.pack_into(tail, _PLACE_AT, *place)
     return tail
 
 
-def match_tail(data: bytes, start: int) -> tuple[bytes, bytes] | None:
-    """Return the document and the digest in the tail that starts at `start` of `data` and goes to its end.
+def find_document(data: bytes, data_end: int) -> tuple[dict[str, Any], str] | None:
+    """The document and its digest in a whole file whose blocks end at `data_end`, found without parsing the footer.
 
-    Returns None unless every byte outside the fields is what `make_tail` writes: a tail with several blocks or a long
-    document, one that another version of pyarrow laid out, a damaged or a foreign one. Parse those as Arrow.
+    The columns are those of the format, by the file's head; that the footer says the same, the file's CRC must show.
+    None for a file that begins in another way, as one that other programs wrote does, or whose document does not have
+    the digest that the file names: let Arrow parse those.
     """
-    document = _DOC_START.search(data, max(start, 0))
-    if start < 0 or document is None or len(data) < start + _PLACE_AT:
+    document = _DOC_START.search(data, data_end)
+    if document is None:
         return None
-    version, kind, text_at = int(document[1]), document[2].decode(), document.start()
-    length = _LENGTH.unpack_from(data, text_at - 4)[0]
-    blocks = _LENGTH.unpack_from(data, start + _PLACE_AT - 4)[0]
-    if kind not in SCHEMAS.get(version, ()) or blocks > 1 or length > _TEMPLATE_DOC_MAX or length % _DOC_STEP:
+    version, kind, at = int(document[1]), document[2].decode(), document.start()
+    if kind not in SCHEMAS.get(version, ()) or not data.startswith(head(version, kind)):
         return None
-    template = _template(version, kind, length, blocks)
-    if len(data) != start + len(template.tail):
-        return None
-    text, digest_at = data[text_at : text_at + length], start + template.digest_at
-    digest = data[digest_at : digest_at + DIGEST_DIGITS]
-    places: list[Place] = [ipc_file.BLOCK.unpack_from(data, start + _PLACE_AT)] if blocks else []
-    digits_at = crc_at(data)
-    without_crc = data[start:digits_at] + CRC_ZEROS + data[digits_at + len(CRC_ZEROS) :]
-    return (text, digest) if without_crc == make_tail(version, kind, text, digest, places) else None
+    text = data[at : at + int.from_bytes(data[at - 4 : at], "little")]
+    digest = digest_of(text)
+    return (json.loads(text.decode()), digest) if data.find(digest.encode(), data_end) >= 0 else None
 
 
 def crc_at(data: bytes | bytearray) -> int:
@@ -146,18 +140,10 @@ def crc_at(data: bytes | bytearray) -> int:
     return data.rfind(CRC_MARK) + len(CRC_MARK)
 
 
-class _Template(NamedTuple):
-    tail: bytes
-    text_at: int
-    digest_at: int
-
-
 @lru_cache(128)
-def _template(version: int, kind: str, length: int, blocks: int) -> _Template:
+def _template(version: int, kind: str, length: int, blocks: int) -> bytes:
     """The tail of files with a document of `length` bytes and none or one block."""
-    text, digest = b"\x03" * length, b"\x04" * DIGEST_DIGITS
-    tail = _built_tail(version, kind, text, digest, [(0, 0, 0)] * blocks)
-    return _Template(tail, tail.index(text), tail.index(digest))
+    return _built_tail(version, kind, _NO_TEXT * length, _NO_DIGEST, [(0, 0, 0)] * blocks)
 
 
 def _built_tail(version: int, kind: str, text: bytes, digest: bytes, places: list[Place]) -> bytes:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import schema
-from rmq_spark.log.arrow_columns import integers
-from rmq_spark.log.property_sizes import property_sizes, text_sizes
+from rmq_spark.log.arrow_columns import booleans_of, integers, integers_of
 from rmq_spark.log.schema import Row
 from rmq_spark.model import limits, names
 from rmq_spark.model.message_row import MessageRow
 from rmq_spark.model.properties import KEYS, TAGS
+
+I64 = npt.NDArray[np.int64]
 
 BODY: Final = schema.ROWS.get_field_index("body")
 """Where the body stands in a `Row`."""
@@ -156,12 +157,9 @@ class MessageBatch:
         return self._table if self.rows is None else pa.Table.from_batches([to_record_batch(self.rows)])
 
 
-_check_topic = lru_cache(4096)(names.check_topic)
-
-
 def _check_row(row: MessageRow) -> None:
     topic, queue_id, msg_id, body = row.topic, row.queue_id, row.msg_id, row.body
-    _check_topic(topic)
+    names.check_topic(topic)
     if not 0 <= queue_id < names.QUEUES_MAX:
         raise InvalidRequestError("queueId is 0 to 65535", topic=topic, queueId=queue_id)
     if not isinstance(body, bytes) or len(body) > limits.BODY_BYTES_MAX:
@@ -234,3 +232,27 @@ def _property_bytes(table: pa.Table) -> pa.Array:
         texts = np.concatenate([text_sizes(chunk) for chunk in table[column].chunks])
         sizes += texts + (texts > 0) * (len(name) + limits.PAIR_MARKS_BYTES)
     return integers(sizes)
+
+
+def property_sizes(maps: pa.MapArray) -> I64:
+    """Bytes of each map in a property string: names, values and marks. Pairs without a value are not stored."""
+    offsets = integers_of(maps.offsets).astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    items = maps.items[first:last]
+    pairs = text_sizes(maps.keys[first:last]) + text_sizes(items) + limits.PAIR_MARKS_BYTES
+    if items.null_count:
+        pairs *= booleans_of(items.is_valid())
+    ends = np.concatenate(([0], np.cumsum(pairs)))
+    sizes: I64 = np.diff(ends[offsets - first])
+    if maps.null_count:
+        # A null map may still span entries.
+        sizes[booleans_of(maps.is_null())] = 0
+    return sizes
+
+
+def text_sizes(texts: pa.Array) -> I64:
+    """Bytes of each text; 0 for null."""
+    sizes: I64 = integers_of(pc.binary_length(texts)).astype(np.int64)
+    if texts.null_count:
+        sizes[booleans_of(texts.is_null())] = 0
+    return sizes

@@ -15,8 +15,8 @@ from rmq_spark.errors import OutcomeUnknownError
 from rmq_spark.log.core_folds import SinkMark
 from rmq_spark.log.file_encoder import Encoded
 from rmq_spark.log.message_batch import MessageBatch
-from rmq_spark.log.rows import PreparedRows, RowFile, queue_offsets
-from rmq_spark.log.run_index import Runs
+from rmq_spark.log.rows import PreparedRows, RowFile
+from rmq_spark.log.run_index import Runs, queue_offsets
 from rmq_spark.log.state import HelpedRows, LogState
 
 I64 = npt.NDArray[np.int64]
@@ -77,7 +77,7 @@ class Offsets(NamedTuple):
 
 def offsets_of(rows: PreparedRows, first: int, bases: I64) -> Offsets:
     """What each row of a commit is given that begins at `first`; `bases`: queue offset of each run's first row."""
-    queue = queue_offsets(rows.runs, bases)
+    queue = queue_offsets(rows.runs.rows, bases)
     commit = np.arange(first, first + len(queue), dtype=np.int64)
     if rows.order is None:
         return Offsets(queue, commit)

@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -29,7 +29,8 @@ from rmq_spark.log.message_batch import MessageBatch, to_record_batch
 from rmq_spark.log.run_index import Runs, find_order, sort_rows
 from rmq_spark.log.schema import Row
 from rmq_spark.log.small_batch import to_message
-from rmq_spark.model import java_hash, names
+from rmq_spark.model import names
+from rmq_spark.model.java_hash import java_hashes
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
@@ -149,29 +150,14 @@ def describe(batch: pa.RecordBatch, runs: Runs) -> dict[str, Any]:
 
 
 def _described(runs: Runs, ids: Sequence[str], keys: bytes) -> dict[str, Any]:
-    rows = runs.rows
-    packed = _packed_one(runs.queue.item(), runs.tag_codes.item()) if len(rows) == 1 == rows[0] else _packed(runs)
     return {
         "topics": runs.topics,
-        **packed,
-        "bloom": binascii.b2a_base64(keys, newline=False).decode(),
-        "ids": list(ids),
-    }
-
-
-def _packed(runs: Runs) -> dict[str, str]:
-    return {
         "runs": pack(np.concatenate([runs.topic, runs.queue, runs.rows])),
         "tagn": pack(runs.tag_counts),
         "tags": pack(runs.tag_codes),
+        "bloom": binascii.b2a_base64(keys, newline=False).decode(),
+        "ids": list(ids),
     }
-
-
-@lru_cache(4096)
-def _packed_one(queue: int, tag_code: int) -> dict[str, str]:
-    """`_packed` of one message, which is the most common commit."""
-    zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
-    return _packed(Runs([], zero, np.array([queue], np.int32), one, one, np.array([tag_code], np.int32)))
 
 
 def cut(
@@ -195,12 +181,9 @@ def block_edges(
     are not sorted yet are going to be in `order`.
     """
     run_bytes = run_bytes or RUN_BLOCKS * block_bytes
+    # A last part that is much smaller than the others is not worth a block.
+    most = run_bytes + run_bytes // 4
     count, total = batch.num_rows, copied_bytes(batch)
-    # A last part that is much smaller than the others is not worth a block; but blocks of a segment follow its times.
-    steps = _time_steps(batch)
-    most = run_bytes if steps is not None else run_bytes + run_bytes // 4
-    if total <= (block_bytes if len(run_rows) > 1 else most):
-        return [0, count]
     sizes = np.diff(offsets_of(batch.column("body")))
     # The other columns are taken for equal shares.
     sizes += max(1, (total - int(sizes.sum())) // count)
@@ -212,41 +195,9 @@ def block_edges(
         run = int(end_weights.searchsorted(weights[at] + block_bytes))
         end = int(run_ends[min(run, len(run_ends) - 1)])
         if weights[end] - weights[at] > most:
-            end = _inner_end(weights, at, end, run_bytes, steps)
+            end = int(weights.searchsorted(weights[at] + run_bytes))
         edges.append(min(max(end, at + 1), count))
     return edges
-
-
-def _time_steps(batch: pa.RecordBatch) -> I64 | None:
-    """Rows of a segment before which the store time changes; None for files whose rows have no times of their own."""
-    if "storeTimestamp" not in batch.schema.names:
-        return None
-    times = integers_of(batch.column("storeTimestamp"))
-    return np.flatnonzero(times[1:] != times[:-1]) + 1
-
-
-def _inner_end(weights: I64, at: int, last: int, run_bytes: int, steps: I64 | None) -> int:
-    """Where a block that begins with row `at` ends within its run, which ends before row `last`.
-
-    Before a row with another time, if one is near enough; else in equal parts up to the next one. Then a slice of time
-    that begins and ends with commits reads no row in vain.
-    """
-    begin = weights[at]
-    if steps is None:
-        return int(weights.searchsorted(begin + run_bytes))
-    index = int(steps.searchsorted(weights.searchsorted(begin + run_bytes, "right") - 1, "right"))
-    if index and steps[index - 1] > at and weights[steps[index - 1]] - begin >= run_bytes // 2:
-        return int(steps[index - 1])
-    target = min(int(steps[index]), last) if index < len(steps) else last
-    stretch = weights[target] - begin
-    return int(weights.searchsorted(begin + stretch // -(-stretch // run_bytes)))
-
-
-def queue_offsets(runs: Runs, bases: I64) -> I64:
-    """Queue offset of each row in file order."""
-    if len(bases) == 1:  # several times faster, and most appends are one message
-        return np.arange(bases[0], bases[0] + runs.rows[0])
-    return np.repeat(bases - runs.first_rows(), runs.rows) + np.arange(int(runs.rows.sum()))
 
 
 def write_row_file(storage: Storage, root: str, batch: MessageBatch, *, nonce: str, block_bytes: int) -> RowFile:
@@ -282,17 +233,16 @@ def prepare_references(storage: Storage, root: str, files: Sequence[RowFile]) ->
             raise meta.corrupt("run index does not cover the rows")
         _refuse_state(meta.runs.topics)
         metas.append(meta)
-    if not metas or not sum(meta.rows for meta in metas):
+    total = sum(meta.rows for meta in metas)
+    if not total:
         raise InvalidRequestError("an append needs at least one message")
     runs, ids = join_described(metas)
-    total = sum(meta.rows for meta in metas)
     # Each row file has a bloom of its own; one over all would have to be rebuilt from the keys.
     doc = _described(runs, ids, b"")
     # What the file says counts, not what the caller believes: readers skip and number by these.
-    counts = [len(meta.runs.rows) for meta in metas]
     doc["files"] = [
-        [file.name, meta.digest, meta.rows, meta.size, count]
-        for file, meta, count in zip(files, metas, counts, strict=True)
+        [file.name, meta.digest, meta.rows, meta.size, len(meta.runs.rows)]
+        for file, meta in zip(files, metas, strict=True)
     ]
     return PreparedRows(Blocks("commit", [], total, 0), runs, None, doc)
 
@@ -340,7 +290,7 @@ def check_described(meta: FileMeta, batch: pa.RecordBatch, first_row: int) -> No
 def tags_listed(runs: Runs, tags: pa.StringArray, first_row: int) -> bool:
     """Whether the run index lists the codes of these rows' tags (`first_row` on), each for its run."""
     encoded = tags.dictionary_encode("encode")
-    codes = java_hash.java_hashes(encoded.dictionary).astype(np.int64)[integers_of(encoded.indices)]
+    codes = java_hashes(encoded.dictionary).astype(np.int64)[integers_of(encoded.indices)]
     rows = np.arange(first_row, first_row + len(tags))
     run = np.searchsorted(runs.first_rows(), rows, "right") - 1
     low, high = int(run[0]), int(run[-1]) + 1

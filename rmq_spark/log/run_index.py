@@ -1,35 +1,33 @@
 """The run index of a file: its rows sorted by topic and queue, and one entry for each queue's stretch of rows.
 
 A run is the rows of one queue within a file. They are contiguous and keep the order in which they were appended.
-Sorting works on whole columns; the only Python loops are over distinct topics and tags. Batches of a few Python rows
-are sorted in plain Python, which is faster there.
+Sorting works on whole columns; the only Python loop is over distinct topics. Batches of a few Python rows are sorted in
+plain Python, which is faster there.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby, pairwise
-from typing import Any, Final, NamedTuple
+from itertools import groupby
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from rmq_spark.log import schema
-from rmq_spark.log.arrow_columns import RowReorderer, integers_of, is_constant
+from rmq_spark.log.arrow_columns import RowReorderer, integers_of
 from rmq_spark.log.schema import Row
-from rmq_spark.log.tag_codes import TAGS_PER_RUN_MAX, tag_codes
-from rmq_spark.model.java_hash import java_hash
+from rmq_spark.model.java_hash import java_hash, java_hashes
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 BOOL = npt.NDArray[np.bool_]
 
+TAGS_PER_RUN_MAX: Final = 64
+"""A run with more distinct tags than this lists none of them, and is never skipped by tag."""
+
 _TAGS: Final = schema.ROWS.get_field_index("tags")
-_ZERO: Final = np.frombuffer(bytes(4), np.int32)
-_ONE: Final = np.frombuffer((1).to_bytes(4, sys.byteorder), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +64,12 @@ class Runs:
         return runs
 
 
+def queue_offsets(rows: I32, bases: I64) -> I64:
+    """Queue offset of each row in file order, given how many rows each run has, and the offset of its first."""
+    ends = np.cumsum(rows, dtype=np.int64)
+    return np.repeat(bases - (ends - rows), rows) + np.arange(rows.sum())
+
+
 class RowOrder(NamedTuple):
     """How rows are sorted by (topic, queueId), and the runs that result. Tags have not been read yet."""
 
@@ -91,36 +95,41 @@ def sort_into_runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Runs, I64 | N
 
 def find_order(batch: pa.RecordBatch) -> RowOrder:
     """Compute the stable sort by (topic, queueId) and the resulting runs, without moving any row."""
-    count = batch.num_rows
-    if count == 0:
-        none = np.empty(0, np.int32)
-        return RowOrder([], none, none, none, None)
     topics, topic = _sorted_dictionary(batch.column("topic"))
     queue = integers_of(batch.column("queueId"))
-    if len(topics) == 1 and queue[0] == queue[-1] and (queue == queue[0]).all():
-        return RowOrder(topics, _ZERO, queue[:1].copy(), np.array([count], np.int32), None)
-    # With one topic, which most batches have, the queue alone tells rows apart.
-    group = queue if len(topics) == 1 else topic.astype(np.int64) << 32 | queue
+    group = topic.astype(np.int64) << 32 | queue
     order = None
     if np.any(group[1:] < group[:-1]):
-        order = _stable_order(topic, queue, len(topics), group)
+        order = _stable_order(topic, queue)
         group = group[order]
-    steps = np.flatnonzero(group[1:] != group[:-1])
-    starts = np.concatenate(([0], steps + 1))
-    rows = np.diff(starts, append=count).astype(np.int32)
-    heads = group[starts].astype(np.int64)
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    heads = group[starts]
+    rows = np.diff(starts, append=len(group)).astype(np.int32)
     return RowOrder(topics, (heads >> 32).astype(np.int32), (heads & 0xFFFFFFFF).astype(np.int32), rows, order)
+
+
+def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
+    """The distinct texts, sorted, and the place among them of each row's."""
+    encoded = column.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    order = sorted(range(len(values)), key=values.__getitem__)
+    rank = np.empty(len(values), np.int32)
+    rank[order] = np.arange(len(values), dtype=np.int32)
+    return [values[index] for index in order], rank[integers_of(encoded.indices)]
+
+
+def _stable_order(topic: I32, queue: I32) -> I64:
+    # numpy sorts integers of 8 and 16 bits, as queue ids are, by radix: several times faster than longer ones.
+    order: I64 = np.lexsort([values.astype(np.min_scalar_type(values.max())) for values in (queue, topic)])
+    return order
 
 
 def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:
     """As `sort_into_runs`, for a few messages that are Python values."""
-    if len(rows) == 1:
-        topic, queue_id, tags = rows[0][0], rows[0][1], rows[0][_TAGS]
-        return rows, _one_run(topic, queue_id, tags or ""), None
-    order = None
     places = [(row[0], row[1]) for row in rows]
-    if any(place > after for place, after in pairwise(places)):
-        original = sorted(range(len(rows)), key=places.__getitem__)
+    original = sorted(range(len(rows)), key=places.__getitem__)
+    order = None
+    if original != list(range(len(rows))):
         rows = [rows[index] for index in original]
         order = np.array(original, np.int64)
     topics = sorted({place[0] for place in places})
@@ -137,33 +146,40 @@ def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:
     return rows, Runs(topics, *numbers), order
 
 
-@lru_cache(4096)
-def _one_run(topic: str, queue_id: int, tags: str) -> Runs:
-    """The run index of one message; most messages share theirs with many others."""
-    code = java_hash(tags)
-    return Runs([topic], _ZERO, np.array([queue_id], np.int32), _ONE, _ONE, np.array([code], np.int32))
+def tag_codes(tags: pa.StringArray, order: I64 | None, rows: I32) -> tuple[I32, I32]:
+    """Distinct tag codes per run, as (count per run, codes concatenated), sorted within a run.
+
+    Args:
+        tags: of each row, in the original order of rows.
+        order: original number of each sorted row; None when the rows are sorted already.
+        rows: number of rows of each run.
+    """
+    encoded = tags.dictionary_encode("encode")
+    # No tag and an empty one have the same code; others may share theirs, too.
+    codes, rank = np.unique(_hashes(encoded.dictionary), return_inverse=True)
+    runs, distinct = len(rows), len(codes)
+    code_of_row = rank[integers_of(encoded.indices)]
+    in_order = code_of_row if order is None else code_of_row[order]
+    cells = _distinct(np.repeat(np.arange(runs) * distinct, rows) + in_order, runs * distinct)
+    run, code = np.divmod(cells, distinct)
+    counts = np.bincount(run, minlength=runs).astype(np.int32)
+    crowded = counts > TAGS_PER_RUN_MAX
+    listed = codes[code[~crowded[run]]]
+    counts[crowded] = -1
+    return counts, listed
 
 
-def _stable_order(topic: I32, queue: I32, topics: int, group: I64) -> I64:
-    # numpy sorts 16-bit integers by radix: several times faster than its merge sort of 64-bit ones.
-    width = int(queue.max()) + 1
-    key: npt.NDArray[Any]
-    if topics * width <= 65_536:
-        key = (topic * width + queue).astype(np.uint16)
-    else:
-        distinct, code = np.unique(group, return_inverse=True)
-        key = code.astype(np.uint16) if len(distinct) <= 65_536 else code
-    order: I64 = np.argsort(key, kind="stable")
-    return order
+def _distinct(values: I64, end: int) -> I64:
+    """The distinct ones of numbers below `end`, sorted."""
+    if end > 16 * len(values):
+        return np.unique(values)
+    seen = np.zeros(end, np.bool_)  # several times faster than to sort them
+    seen[values] = True
+    return np.flatnonzero(seen)
 
 
-def _sorted_dictionary(column: pa.StringArray) -> tuple[list[str], I32]:
-    if is_constant(column):
-        return [column[0].as_py()], _ZERO  # broadcasts to arrays of any length
-    encoded = column.dictionary_encode()
-    values = encoded.dictionary.to_pylist()
-    codes = integers_of(encoded.indices)
-    order = sorted(range(len(values)), key=values.__getitem__)
-    rank = np.empty(len(values), np.int32)
-    rank[order] = np.arange(len(values), dtype=np.int32)
-    return [values[index] for index in order], rank[codes]
+def _hashes(tags: pa.StringArray) -> I32:
+    """The code of each tag."""
+    if len(tags) <= TAGS_PER_RUN_MAX:  # as most; for columns with nulls `java_hashes` imports pandas, if installed
+        return np.array([java_hash(tag or "") for tag in tags.to_pylist()], np.int32)
+    return java_hashes(tags)

@@ -30,9 +30,6 @@ _KINDS_BY_TYPE: Final = {
 _KINDS: Final = tuple(_KINDS_BY_TYPE[field.type] for field in schema.ROWS)
 """How each column is encoded: text, bytes, map, or the struct code of its integers."""
 
-_PADDING: Final = [bytes(-size & 7) for size in range(8)]
-"""What follows a buffer, by its size modulo eight."""
-
 
 @cache
 def _template() -> tuple[bytes, ipc_file.HeaderLayout]:
@@ -93,7 +90,7 @@ def to_message(rows: list[Row]) -> bytes:
     for data in columns.buffers:
         size = len(data)
         places += (at, size)
-        parts += (data, _PADDING[size & 7])
+        parts += (data, bytes(-size & 7))
         at += size + 7 & -8
     struct.pack_into("<q", head, layout.body_length_at, at)
     struct.pack_into("<q", head, layout.length_at, len(rows))

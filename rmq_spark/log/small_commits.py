@@ -15,7 +15,7 @@ from rmq_spark.errors import CorruptDataError
 from rmq_spark.log import file_layout, ipc_file, schema
 from rmq_spark.log.arrow_columns import booleans, integers, repeated
 from rmq_spark.log.file_format import FileMeta
-from rmq_spark.log.run_index import find_order
+from rmq_spark.log.run_index import find_order, queue_offsets
 
 I64 = npt.NDArray[np.int64]
 
@@ -52,10 +52,9 @@ def decode_small(metas: Sequence[FileMeta]) -> pa.RecordBatch:
 
 def queue_offsets_of(metas: Sequence[FileMeta]) -> I64:
     """Queue offset of each row of these commits."""
-    bases = np.concatenate([meta.bases for meta in metas])
-    rows = np.concatenate([meta.runs.rows for meta in metas])
-    ends = np.cumsum(rows, dtype=np.int64)
-    return np.repeat(bases - (ends - rows), rows) + np.arange(int(ends[-1]))
+    return queue_offsets(
+        np.concatenate([meta.runs.rows for meta in metas]), np.concatenate([meta.bases for meta in metas])
+    )
 
 
 def join_rows(metas: Sequence[FileMeta], broker: str) -> pa.RecordBatch:

@@ -24,8 +24,8 @@ from rmq_spark.log.fold import UNREADABLE, Fold, Records, describe, unreadable
 from rmq_spark.log.marks import GENESIS
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.queues import Queues
+from rmq_spark.log.run_index import queue_offsets
 from rmq_spark.log.schema import Row
-from rmq_spark.log.small_commits import queue_offsets_of
 from rmq_spark.log.tail_index import TailIndex
 from rmq_spark.log.undo import Journal, UndoDict
 from rmq_spark.model import names
@@ -69,7 +69,7 @@ def helped_rows(meta: FileMeta) -> dict[str, HelpedRows]:
     doc = meta.doc
     if "helped" not in doc:
         return {}
-    offsets = queue_offsets_of([meta])
+    offsets = queue_offsets(meta.runs.rows, meta.bases)
     return {
         token: HelpedRows(announced_ms, doc["first"], doc["ts"], rows, offsets[rows].tolist())
         for token, announced_ms, rows in doc["helped"]

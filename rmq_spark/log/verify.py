@@ -23,8 +23,8 @@ from rmq_spark.log.fold import UNREADABLE, Fold
 from rmq_spark.log.marks import Mark, SegmentRef, genesis, newest_epoch, read_mark
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import Progress, block_bounds, no_progress
-from rmq_spark.log.rows import join_described, queue_offsets
-from rmq_spark.log.run_index import Runs
+from rmq_spark.log.rows import join_described
+from rmq_spark.log.run_index import Runs, queue_offsets
 from rmq_spark.log.snapshot import comparable, is_vouched, read_payloads
 from rmq_spark.log.state import LogState
 from rmq_spark.log.verify_files import (
@@ -207,7 +207,7 @@ class _Verifier(LogView):
         columns = ["commitOffset", "queueOffset", "storeTimestamp", *DESCRIBED]
         offsets, times, bounds = [], [], []
         at = 0
-        expected = queue_offsets(meta.runs, meta.bases)
+        expected = queue_offsets(meta.runs.rows, meta.bases)
         for batch in described_rows(self.storage, meta, columns):
             offsets.append(batch.column(0).to_numpy())
             times.append(batch.column(2).cast(pa.int64()).to_numpy())

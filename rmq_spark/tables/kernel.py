@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.log import scan
-from rmq_spark.log.property_sizes import property_sizes, text_sizes
+from rmq_spark.log.message_batch import property_sizes, text_sizes
 from rmq_spark.model.java_hash import java_hash, java_hashes
 from rmq_spark.model.limits import PAIR_MARKS_BYTES
 from rmq_spark.model.properties import DELAY_LEVEL, KEYS, TAGS, UNIQ_KEY

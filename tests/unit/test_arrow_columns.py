@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_spark.log.arrow_columns import booleans, booleans_of, column_of, integers, integers_of, is_constant, repeated
+from rmq_spark.log.arrow_columns import RowReorderer, booleans, booleans_of, column_of, integers, integers_of, repeated
+from rmq_spark.log.schema import PROPERTIES
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -60,11 +61,19 @@ def test_truth_values_there_and_back(values: list[bool | None], skipped: int) ->
     assert booleans(np.array(expected, np.bool_)).equals(pa.array(expected, pa.bool_()))
 
 
-@given(st.lists(st.sampled_from(["", "a", "b", "aa", "ab", None]), min_size=1, max_size=4), st.integers(0, 3))
-def test_a_column_is_constant_if_all_its_texts_are_equal(texts: list[str | None], skipped: int) -> None:
-    rest = texts[min(skipped, len(texts) - 1) :]
-    column = pa.array(texts, pa.string())[-len(rest) :]
-    assert is_constant(column) == (None not in rest and len(set(rest)) == 1)
+@given(st.lists(st.sampled_from(["", "a", "aa", "ab", None]), min_size=1, max_size=4), st.integers(0, 3), st.data())
+def test_rows_in_another_order_are_those_that_arrow_takes(
+    texts: list[str | None], skipped: int, data: st.DataObject
+) -> None:
+    maps = pa.array([None if text is None else [("k", text)] if text else [] for text in texts], PROPERTIES)
+    bodies = pa.array([None if text is None else text.encode() for text in texts], pa.binary())
+    whole = pa.record_batch({"text": pa.array(texts, pa.string()), "map": maps, "body": bodies})
+    batch = whole.slice(min(skipped, len(texts) - 1))
+    order = np.array(data.draw(st.permutations(range(len(batch)))), np.int64)
+    part = order[: data.draw(st.integers(0, len(order)))]
+    taken = RowReorderer(batch).take(part)
+    taken.validate(full=True)
+    assert taken.equals(batch.take(pa.array(part)))
 
 
 WITHOUT_PANDAS = """

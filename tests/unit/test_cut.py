@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,18 +21,6 @@ def segment(times: list[int]) -> pa.RecordBatch:
 
 def sizes(batches: list[pa.RecordBatch]) -> list[int]:
     return [batch.num_rows for batch in batches]
-
-
-@pytest.mark.parametrize("commits", [[400, 90, 700], [50] * 40, [1000], [130, 131, 129, 1000, 7]])
-def test_blocks_of_a_segment_end_with_commits(commits: list[int]) -> None:
-    times = np.repeat(np.arange(len(commits)), commits).tolist()
-    blocks = cut(segment(times), np.array([len(times)], np.int32), 5 * KB, 10 * KB)
-    ends = np.cumsum(sizes(blocks))
-    assert ends[-1] == len(times)
-    # Rows have some 112 bytes, so a block has at most 91 rows; a commit of fewer than 46 may share one.
-    assert max(sizes(blocks)) <= 92
-    edges = [edge for edge, commit in zip(np.cumsum(commits), commits, strict=True) if commit >= 46]
-    assert set(edges) <= set(ends.tolist())
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.lists(st.integers(1, 60), min_size=1, max_size=30))

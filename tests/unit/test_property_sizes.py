@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_spark.log import schema
-from rmq_spark.log.property_sizes import property_sizes
+from rmq_spark.log.message_batch import property_sizes
 from rmq_spark.model import limits
 
 maps = st.one_of(st.none(), st.dictionaries(st.text(max_size=4), st.one_of(st.none(), st.text(max_size=4)), max_size=4))

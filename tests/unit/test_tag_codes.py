@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_spark.log.tag_codes import TAGS_PER_RUN_MAX, tag_codes
+from rmq_spark.log.run_index import TAGS_PER_RUN_MAX, tag_codes
 from rmq_spark.model.java_hash import java_hash
 
 TEXTS = (

@@ -14,26 +14,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_spark.log import checksum
+from rmq_spark.log import fast
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def test_the_quick_library_is_used_where_it_is_installed() -> None:
     isal = importlib.import_module("isal.isal_zlib")
-    assert checksum.crc32 is isal.crc32
+    assert fast.crc32 is isal.crc32
 
 
 @given(st.binary(max_size=2_000), st.integers(0, 2**32 - 1))
 def test_both_libraries_give_the_same_values(data: bytes, before: int) -> None:
-    assert checksum.crc32(data) == zlib.crc32(data)
-    assert checksum.crc32(data, before) == zlib.crc32(data, before)
+    assert fast.crc32(data) == zlib.crc32(data)
+    assert fast.crc32(data, before) == zlib.crc32(data, before)
 
 
 @pytest.mark.parametrize("form", [bytes, bytearray, memoryview, pa.py_buffer, lambda data: memoryview(data)[3:-5]])
 def test_every_form_of_bytes_is_taken(form: Callable[[bytes], memoryview]) -> None:
     data = form(bytes(range(256)) * 4_000)
-    assert checksum.crc32(data) == zlib.crc32(data)
+    assert fast.crc32(data) == zlib.crc32(data)
 
 
 WITHOUT = """
@@ -42,12 +42,12 @@ sys.modules["isal"] = None  # what an import of a package that is not installed 
 import zlib
 from pathlib import Path
 import pyarrow as pa
-from rmq_spark.log import checksum
+from rmq_spark.log import fast
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.storage.local import LocalStorage
 
-assert checksum.crc32 is zlib.crc32
+assert fast.crc32 is zlib.crc32
 rows = 5_000
 table = pa.table({"topic": ["orders"] * rows, "queueId": pa.array([n % 3 for n in range(rows)], pa.int32()),
     "msgId": [f"id-{n}" for n in range(rows)], "body": [b"x" * 50] * rows,

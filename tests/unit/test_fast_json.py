@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_spark.log.json_text import json_text, plain_text
+from rmq_spark.log.fast import json_text, plain_text
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -54,12 +54,12 @@ def test_what_is_no_json_is_refused() -> None:
 WITHOUT = """
 import sys
 sys.modules["orjson"] = None  # what an import of a package that is not installed comes to
-from rmq_spark.log import json_text
+from rmq_spark.log import fast
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.storage.local import LocalStorage
 
-assert json_text.json_text is json_text.plain_text
+assert fast.json_text is fast.plain_text
 with CommitLog(LocalStorage(sys.argv[1]), "brokers/b", "b") as log:
     log.append(MessageBatch.of(topic="orders", queue_id=0, msg_id="\\u00fc", body=b"x", born_timestamp_ms=0))
 """
