@@ -53,10 +53,10 @@ def on(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = Fals
     """Let proxies check every request; what no policy allows is denied."""
     from rmq_spark.client.acl import Acl
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
         Acl(opened).turn_on()
-    given.out.result({"enabled": True}, "access control is on: what no policy allows is denied")
+    options.out.result({"enabled": True}, "access control is on: what no policy allows is denied")
 
 
 @app.command("off")
@@ -64,10 +64,10 @@ def off(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = Fal
     """Let proxies take every request; users and policies stay."""
     from rmq_spark.client.acl import Acl
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
         Acl(opened).turn_off()
-    given.out.result({"enabled": False}, "access control is off: proxies take every request")
+    options.out.result({"enabled": False}, "access control is off: proxies take every request")
 
 
 @user_app.command("add")
@@ -84,16 +84,16 @@ def user_add(
     """Add a user; without --secret-file a random secret is made and shown once."""
     from rmq_spark.client.acl import Acl
 
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     made = secrets.token_urlsafe(24) if secret_file is None else None
-    with given.open(read_only=False) as opened:
+    with options.open(read_only=False) as opened:
         Acl(opened).add_user(name, made or _read_secret(secret_file), is_super=super_)
     document: dict[str, Any] = {"user": name, "super": super_}
     text = f"added user {name}"
     if made is not None:
         document["secret"] = made
         text += f"; the secret is shown only now: {made}"
-    given.out.result(document, text)
+    options.out.result(document, text)
 
 
 @user_app.command("list")
@@ -103,8 +103,8 @@ def user_list(
     """List the users, without their secrets, and whether access control is on."""
     from rmq_spark.client.acl import Acl
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
         known = Acl(opened).access_list()
     users = [user for _, user in sorted(known.users.items())]
     document = {
@@ -115,7 +115,7 @@ def user_list(
         (user.name, _yes(user.is_super), _yes(user.enabled), len(known.policies.get(user.name, ()))) for user in users
     ]
     state = f"access control is {'on' if known.enabled else 'off'}"
-    given.out.result(document, state, Table(("USER", "SUPER", "ENABLED", "POLICIES"), rows))
+    options.out.result(document, state, Table(("USER", "SUPER", "ENABLED", "POLICIES"), rows))
 
 
 @user_app.command("update")
@@ -135,11 +135,11 @@ def user_update(
     """Change a user's secret, whether it is a super user, or whether it is enabled."""
     from rmq_spark.client.acl import Acl
 
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     secret = None if secret_file is None else _read_secret(secret_file)
-    with given.open(read_only=False) as opened:
+    with options.open(read_only=False) as opened:
         Acl(opened).update_user(name, secret=secret, is_super=super_, enabled=enabled)
-    given.out.result({"user": name, "updated": True}, f"updated user {name}")
+    options.out.result({"user": name, "updated": True}, f"updated user {name}")
 
 
 @user_app.command("delete")
@@ -155,8 +155,8 @@ def user_delete(
     """Delete a user and its policies."""
     from rmq_spark.client.acl import Acl
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
         acl = Acl(opened)
         held = len(acl.policies(name))
         require_consent(
@@ -165,7 +165,7 @@ def user_delete(
             "this cannot be undone; pass --yes to do it without a question",
         )
         acl.delete_user(name)
-    given.out.result({"user": name, "deleted": True}, f"deleted user {name} and {held} policies")
+    options.out.result({"user": name, "deleted": True}, f"deleted user {name} and {held} policies")
 
 
 @policy_app.command("add")
@@ -190,13 +190,13 @@ def policy_add(
     """Allow a user actions on a resource; replaces the user's policy for the same resource."""
     from rmq_spark.client.acl import Acl
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
         added = Acl(opened).add_policy(
             name, resource, actions, effect="Deny" if deny else "Allow", source_ips=source_ip or ()
         )
     verb = "may not" if deny else "may"
-    given.out.result(_document(added), f"{name} {verb} {', '.join(sorted(added.actions))} on {added.resource}")
+    options.out.result(_document(added), f"{name} {verb} {', '.join(sorted(added.actions))} on {added.resource}")
 
 
 @policy_app.command("list")
@@ -211,14 +211,14 @@ def policy_list(
     """List the policies of all users, or of one."""
     from rmq_spark.client.acl import Acl
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
         document = [_document(policy) for policy in Acl(opened).policies(name)]
     rows = [
         (entry["user"], entry["resource"], entry["effect"], ", ".join(entry["actions"]), ", ".join(entry["sourceIps"]))
         for entry in document
     ]
-    given.out.result(document, Table(("USER", "RESOURCE", "EFFECT", "ACTIONS", "SOURCE IPS"), rows))
+    options.out.result(document, Table(("USER", "RESOURCE", "EFFECT", "ACTIONS", "SOURCE IPS"), rows))
 
 
 @policy_app.command("delete")
@@ -234,10 +234,10 @@ def policy_delete(
     """Delete a user's policy for a resource."""
     from rmq_spark.client.acl import Acl
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
         Acl(opened).delete_policy(name, resource)
-    given.out.result({"user": name, "resource": resource, "deleted": True}, f"deleted {name}'s policy for {resource}")
+    options.out.result({"user": name, "resource": resource, "deleted": True}, f"deleted {name}'s policy for {resource}")
 
 
 def _document(policy: Any) -> dict[str, Any]:

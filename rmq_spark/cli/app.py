@@ -52,13 +52,13 @@ _HOMES: Final = {
 @cache
 def _command(name: str) -> Any:
     module, attribute = _HOMES[name]
-    found = getattr(import_module(f"rmq_spark.cli.{module}"), attribute)
-    if isinstance(found, typer.Typer):
-        made: Any = typer.main.get_group(found)
-        made.name = name
-        return made
+    command = getattr(import_module(f"rmq_spark.cli.{module}"), attribute)
+    if isinstance(command, typer.Typer):
+        group: Any = typer.main.get_group(command)
+        group.name = name
+        return group
     single = typer.Typer(rich_markup_mode=None, add_completion=False)
-    single.command(name)(found)
+    single.command(name)(command)
     return typer.main.get_command(single)
 
 
@@ -78,8 +78,8 @@ class _Commands(Mapping[str, Any]):
 class RmqGroup(TyperGroup):
     """The root command: whatever happens ends in `sys.exit` with a documented code, never in a traceback."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
         self.commands: Any = _Commands()
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -98,13 +98,13 @@ class RmqGroup(TyperGroup):
         warnings = output.Warnings()
         logging.getLogger("rmq_spark").addHandler(warnings)
         try:
-            given = sys.argv[1:] if args is None else list(args)
+            arguments = sys.argv[1:] if args is None else list(args)
             # Where a shell asks what could come next, this answers it and exits.
             self._main_shell_completion(extra, prog_name or "rmq")
-            with self.make_context(prog_name or "rmq", given, **extra) as ctx:
+            with self.make_context(prog_name or "rmq", arguments, **extra) as ctx:
                 self.invoke(ctx)
             output.finish()
-        except SystemExit:  # typer's completion has said what there was to say
+        except SystemExit:  # typer's completion has written its answer
             raise
         except BaseException as error:  # noqa: BLE001 - the end of the line: every error gets its code here
             code = _report(error)

@@ -30,9 +30,9 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
     """List all brokers: whether producers use them, and what they hold."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
-        found = Admin(opened).brokers.all()
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
+        brokers = Admin(opened).brokers.all()
     document = [
         {
             "brokerName": one.name,
@@ -42,7 +42,7 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
             "logEnd": one.end,
             "lastTimestamp": one.store_ms or None,
         }
-        for one in found
+        for one in brokers
     ]
     columns = {
         "BROKER": "brokerName",
@@ -52,7 +52,7 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
         "LOG END": "logEnd",
         "LAST STORED": "lastTimestamp",
     }
-    given.out.result(document, table_of(document, columns))
+    options.out.result(document, table_of(document, columns))
 
 
 @app.command("add")
@@ -67,10 +67,10 @@ def add(
     """Add a broker; give topics queues on it by `rmq topic update --broker`."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
         Admin(opened).brokers.add(name)
-    given.out.result({"brokerName": name}, f"broker {name} is there")
+    options.out.result({"brokerName": name}, f"broker {name} is there")
 
 
 @app.command("readonly")
@@ -86,11 +86,11 @@ def readonly(
     """Let producers leave a broker alone, within 30 seconds; consumers go on."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
         Admin(opened).brokers.set_read_only(name, not off)
     state = "written again" if off else "read-only"
-    given.out.result({"brokerName": name, "readOnly": not off}, f"broker {name} is {state}")
+    options.out.result({"brokerName": name, "readOnly": not off}, f"broker {name} is {state}")
 
 
 @app.command("drain")
@@ -110,16 +110,16 @@ def drain(
     """Make a broker read-only and wait until every group has consumed what is on it."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=status) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=status) as opened:
         brokers = Admin(opened).brokers
         if status:
             state = brokers.drained(name)
         else:
-            with given.out.progress(f"draining {name}", "messages") as advance:
+            with options.out.progress(f"draining {name}", "messages") as advance:
                 state = brokers.drain(name, timeout=timeout, progress=advance)
     rows = [(group, count) for group, count in state.left.items()]
-    given.out.result(_document(state), _text(state), *([Table(("GROUP", "LEFT"), rows)] if rows else []))
+    options.out.result(_document(state), _text(state), *([Table(("GROUP", "LEFT"), rows)] if rows else []))
     if not state.is_drained and not status:
         complain(f"broker {name} is not drained yet; drain it again to wait on")
         raise typer.Exit(exits.FAILED)
@@ -139,18 +139,18 @@ def settings(
     """Show the settings that every client of the store follows, or change some."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     changed = _parse(values or [])
-    with given.open(read_only=not changed) as opened:
+    with options.open(read_only=not changed) as opened:
         admin = Admin(opened)
-        found = admin.update_settings(**changed) if changed else admin.settings()
-    document = {"autoCreateTopics": found.auto_create_topics, "backlogMax": found.backlog_max}
+        cluster_settings = admin.update_settings(**changed) if changed else admin.settings()
+    document = {"autoCreateTopics": cluster_settings.auto_create_topics, "backlogMax": cluster_settings.backlog_max}
     rows = [(name, yes_or_no(value) if isinstance(value, bool) else value) for name, value in document.items()]
-    given.out.result(document, Table(("SETTING", "VALUE"), rows))
+    options.out.result(document, Table(("SETTING", "VALUE"), rows))
 
 
 def _parse(values: list[str]) -> dict[str, Any]:
-    """The settings that were given; RocketMQ's name of the first one is known, too."""
+    """The settings that the arguments name; RocketMQ's name of the first one is accepted, too."""
     changed: dict[str, Any] = {}
     for text in values:
         name, _, value = text.partition("=")

@@ -49,16 +49,16 @@ def consume(
     from rmq_spark.client.lite_pull_consumer import LitePullConsumer
     from rmq_spark.model.times import parse_time
 
-    given = common(ctx, store, json, conf)
-    names = columns_of(columns, given.json)
-    with given.open(read_only=False, services="auto" if tail else "off") as opened:
+    options = common(ctx, store, json, conf)
+    names = columns_of(columns, options.json)
+    with options.open(read_only=False, services="auto" if tail else "off") as opened:
         where = start if start in ("earliest", "latest") else parse_time(start, "--from/--since", opened.clock.now_ms())
-        if not given.json:
-            given.out.note("\t".join(names))
+        if not options.json:
+            options.out.note("\t".join(names))
         with LitePullConsumer(opened, group, consume_from=where, auto_commit=False) as consumer:
             consumer.subscribe(topic, tags=tags, sql=sql)
             try:
-                _print(given.out, consumer, names, limit=limit, tail=tail)
+                _print(options.out, consumer, names, limit=limit, tail=tail)
             except KeyboardInterrupt:
                 if not tail:
                     raise  # with --tail that is how it ends

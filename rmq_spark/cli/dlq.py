@@ -26,9 +26,9 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
     """List the groups that have dead letters, and how many were not replayed yet."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
-        found = Admin(opened).dead_letters.groups()
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
+        groups = Admin(opened).dead_letters.groups()
     document = [
         {
             "group": one.group,
@@ -37,7 +37,7 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
             "notReplayed": one.left,
             "lastTimestamp": one.last_ms,
         }
-        for one in found
+        for one in groups
     ]
     columns = {
         "GROUP": "group",
@@ -46,7 +46,7 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
         "NOT REPLAYED": "notReplayed",
         "LAST STORED": "lastTimestamp",
     }
-    given.out.result(document, table_of(document, columns))
+    options.out.result(document, table_of(document, columns))
 
 
 @app.command("show")
@@ -64,14 +64,14 @@ def show(
     """Show a group's dead letters, one a line, oldest first: where they were first sent, and what they hold."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
         messages = Admin(opened).dead_letters.read(group, limit=limit)
     for message in messages:
-        if given.json:
-            given.out.record(message_document(message))
+        if options.json:
+            options.out.record(message_document(message))
         else:
-            given.out.lines([message_text(message)])
+            options.out.lines([message_text(message)])
 
 
 @app.command("replay")
@@ -96,9 +96,9 @@ def replay(
     """Send a group's dead letters again, to the topics that they were first sent to; each once."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened, given.out.progress("replaying", "messages") as advance:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened, options.out.progress("replaying", "messages") as advance:
         sent = Admin(opened).dead_letters.replay(
             group, rate=rate, limit=limit, again=again, to_group=to_group, progress=advance
         )
-    given.out.result({"group": group, "replayed": sent}, f"replayed {sent:,} dead letters of {group}")
+    options.out.result({"group": group, "replayed": sent}, f"replayed {sent:,} dead letters of {group}")

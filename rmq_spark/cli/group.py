@@ -34,9 +34,9 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
     """List all consumer groups and how far they are behind."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     document: list[dict[str, Any]] = []
-    with given.open(read_only=True) as opened:
+    with options.open(read_only=True) as opened:
         offsets = Admin(opened).offsets
         for name in offsets.groups():
             queues, activity = offsets.lag(name), offsets.activity(name)
@@ -44,16 +44,16 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
             document.append({"group": name, "topics": topics, **_totals(queues), **_activity(activity)})
     rows = [
         (
-            found["group"],
-            ", ".join(found["topics"]),
-            found["lag"],
-            duration(found["lagMs"]),
-            yes_or_no(found["active"]),
-            moment(found["updatedAt"]),
+            entry["group"],
+            ", ".join(entry["topics"]),
+            entry["lag"],
+            duration(entry["lagMs"]),
+            yes_or_no(entry["active"]),
+            moment(entry["updatedAt"]),
         )
-        for found in document
+        for entry in document
     ]
-    given.out.result(document, Table(("GROUP", "TOPICS", "LAG", "AGE", "ACTIVE", "UPDATED"), rows))
+    options.out.result(document, Table(("GROUP", "TOPICS", "LAG", "AGE", "ACTIVE", "UPDATED"), rows))
 
 
 @app.command("show")
@@ -69,8 +69,8 @@ def show(
     """Show how far a group is behind, queue by queue, in messages and in time."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
         if topic is not None:
             opened.topic(topic)
         offsets = Admin(opened).offsets
@@ -86,7 +86,7 @@ def show(
     behind = f"{name} is {totals['lag']:,} messages behind"
     if totals["lag"]:
         behind += f", the oldest is {duration(totals['lagMs'])} old"
-    given.out.result(document, f"{behind}; {_activity_text(activity)}", Table(headers, rows))
+    options.out.result(document, f"{behind}; {_activity_text(activity)}", Table(headers, rows))
 
 
 @app.command("members")
@@ -101,26 +101,26 @@ def members(
     """Show a group's live consumers and what each subscribes to; they should subscribe alike."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
-        found = Admin(opened).members(name)
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
+        membership = Admin(opened).members(name)
     live = [
         {"member": member, "seenAt": one.at_ms, "goneAt": one.until_ms, "subscriptions": dict(one.subscriptions)}
-        for member, one in found.members.items()
+        for member, one in membership.members.items()
     ]
-    document = {"group": name, "differing": list(found.differing), "members": live}
+    document = {"group": name, "differing": list(membership.differing), "members": live}
     rows = [
         (member, moment(one.at_ms), topic, expression)
-        for member, one in found.members.items()
+        for member, one in membership.members.items()
         for topic, expression in one.subscriptions or [("", "")]
     ]
     lines = [f"{name} has {len(live)} live consumers"]
-    if found.differing:
+    if membership.differing:
         lines.append(
-            f"warning: they subscribe differently to {', '.join(found.differing)}, so messages go to consumers that do "
-            "not want them; subscribe alike"
+            f"warning: they subscribe differently to {', '.join(membership.differing)}, so messages go to consumers "
+            "that do not want them; subscribe alike"
         )
-    given.out.result(document, *lines, Table(("MEMBER", "SEEN", "TOPIC", "SUBSCRIPTION"), rows))
+    options.out.result(document, *lines, Table(("MEMBER", "SEEN", "TOPIC", "SUBSCRIPTION"), rows))
 
 
 @app.command("update")
@@ -147,12 +147,12 @@ def update(
     """Create a group or change its settings, and show them."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
-        found = Admin(opened).update_group(
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
+        settings = Admin(opened).update_group(
             name, retry_max_times=retry_max, consume_enabled=consume, orderly=orderly, retry_policy=retry_policy
         )
-    document = {"group": name, **_settings(found)}
+    document = {"group": name, **_settings(settings)}
     columns = {
         "GROUP": "group",
         "RETRIES": "retryMaxTimes",
@@ -160,7 +160,7 @@ def update(
         "ORDERLY": "consumeMessageOrderly",
         "RETRY POLICY": "groupRetryPolicy",
     }
-    given.out.result(document, table_of([document], columns))
+    options.out.result(document, table_of([document], columns))
 
 
 @app.command("reset")
@@ -193,7 +193,7 @@ def reset(
     from rmq_spark.client.admin import Admin
     from rmq_spark.client.offsets import OffsetsOf
 
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     wanted = {
         "--to-earliest": to_earliest,
         "--to-latest": to_latest,
@@ -204,7 +204,7 @@ def reset(
     }
     if sum(wanted.values()) != 1:
         raise InvalidRequestError("say where to reset to, by exactly one of " + ", ".join(wanted))
-    with given.open(read_only=dry_run) as opened:
+    with options.open(read_only=dry_run) as opened:
         target: Target = "earliest" if to_earliest else "latest"
         if to_time is not None:
             # A time before 1970 is before every message; below zero it would mean `latest`, as in RocketMQ's protocol.
@@ -214,7 +214,7 @@ def reset(
         elif clone is not None:
             target = OffsetsOf(clone)
         changes = Admin(opened).offsets.reset(name, topic, to=target, dry_run=dry_run, force=force)
-    given.out.result(*reset_result(name, changes, dry_run))
+    options.out.result(*reset_result(name, changes, dry_run))
 
 
 @app.command("delete")
@@ -230,10 +230,10 @@ def delete(
     """Forget a group: its offsets and its settings; its consumers must have stopped."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
         Admin(opened).offsets.delete(name, force=force)
-    given.out.result({"group": name, "deleted": True}, f"deleted group {name}")
+    options.out.result({"group": name, "deleted": True}, f"deleted group {name}")
 
 
 def _totals(queues: list[QueueLag]) -> dict[str, int]:
@@ -244,12 +244,12 @@ def _totals(queues: list[QueueLag]) -> dict[str, int]:
     }
 
 
-def _settings(found: GroupSettings) -> dict[str, Any]:
+def _settings(settings: GroupSettings) -> dict[str, Any]:
     return {
-        "retryMaxTimes": found.retry_max_times,
-        "consumeEnable": found.consume_enabled,
-        "consumeMessageOrderly": found.orderly,
-        "groupRetryPolicy": str(found.retry_policy),
+        "retryMaxTimes": settings.retry_max_times,
+        "consumeEnable": settings.consume_enabled,
+        "consumeMessageOrderly": settings.orderly,
+        "groupRetryPolicy": str(settings.retry_policy),
     }
 
 

@@ -50,7 +50,7 @@ def parse_offsets(text: str, store: Store) -> dict[QueueKey, int]:
         topics = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(problem, reason=str(error)) from error
-    found: dict[QueueKey, int] = {}
+    offsets: dict[QueueKey, int] = {}
     for topic, brokers in _object(topics, problem).items():
         places = _object(brokers, problem)
         if places and all(isinstance(value, int) for value in places.values()):
@@ -64,16 +64,16 @@ def parse_offsets(text: str, store: Store) -> dict[QueueKey, int]:
                     raise NotFoundError("no such queue", topic=topic, broker=broker, queue=queue)
                 if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= INT64_MAX:
                     raise InvalidRequestError(problem, topic=topic, broker=broker, queue=queue, offset=offset)
-                if (topic, broker, int(queue)) in found:
+                if (topic, broker, int(queue)) in offsets:
                     raise InvalidRequestError("a queue is named twice", topic=topic, broker=broker, queue=queue)
-                found[topic, broker, int(queue)] = offset
-    if not found:
+                offsets[topic, broker, int(queue)] = offset
+    if not offsets:
         raise InvalidRequestError("--to-offsets names no queue", value=text)
-    return found
+    return offsets
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; one that has a name twice is refused, for nobody can say which of its values was meant."""
+    """A JSON object; one that has a name twice is refused: which of its values was meant is ambiguous."""
     if len(dict(pairs)) < len(pairs):
         raise ValueError(f"a name stands twice: {sorted(name for name, _ in pairs)}")
     return dict(pairs)

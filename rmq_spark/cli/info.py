@@ -23,9 +23,9 @@ def info(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = Fa
     from rmq_spark.cli.sizes import log_size, messages_of
     from rmq_spark.client.offsets import GroupOffsets
 
-    given = common(ctx, store, json, conf)
-    settings, _ = load_conf(given.conf)
-    with given.open(read_only=True) as opened:
+    options = common(ctx, store, json, conf)
+    settings, _ = load_conf(options.conf)
+    with options.open(read_only=True) as opened:
         topics = opened.topics()
         usage = opened.storage.disk_usage()
         document: dict[str, Any] = {
@@ -43,23 +43,23 @@ def info(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = Fa
             "settings": _values(settings),
         }
     rows = [_log_row(log) for log in document["logs"]]
-    given.out.result(document, *_lines(document), Table(_LOGS, rows), _settings_table(settings))
+    options.out.result(document, *_lines(document), Table(_LOGS, rows), _settings_table(settings))
 
 
 def conf(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None) -> None:
     """Show every setting with its value, and whether it is the default or comes from the conf file."""
-    given = common(ctx, store, json, conf)
-    settings, options = load_conf(given.conf)
+    options = common(ctx, store, json, conf)
+    settings, storage_options = load_conf(options.conf)
     # Names only: values may be passwords.
-    storage = sorted(options or {})
+    storage_names = sorted(storage_options or {})
     document = {
-        "file": None if given.conf is None else str(given.conf),
+        "file": None if options.conf is None else str(options.conf),
         "settings": _values(settings),
         "changed": _changed(settings),
-        "storage": storage,
+        "storage": storage_names,
     }
-    lines = [f"storage options set: {', '.join(storage)}"] if storage else []
-    given.out.result(document, _settings_table(settings), *lines)
+    lines = [f"storage options set: {', '.join(storage_names)}"] if storage_names else []
+    options.out.result(document, _settings_table(settings), *lines)
 
 
 def _values(settings: LogSettings) -> dict[str, str | int | float]:

@@ -34,17 +34,17 @@ def log(
     conf: ConfOption = None,
 ) -> None:
     """Show segments and commits of each log: offsets, sizes, times and writers."""
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     rows: list[tuple[Cell, ...]] = []
-    with given.open(read_only=True) as opened:
+    with options.open(read_only=True) as opened:
         for place in logs.chosen(opened, broker, nameserver):
             for entry in _entries(place.open(opened), limit):
-                if given.json:
-                    given.out.record(entry)
+                if options.json:
+                    options.out.record(entry)
                 else:
                     rows.append(_row(entry))
-    if not given.json:
-        given.out.result(None, Table(_HEADERS, rows))
+    if not options.json:
+        options.out.result(None, Table(_HEADERS, rows))
 
 
 def _entries(log: CommitLog, limit: int | None) -> Iterator[dict[str, Any]]:

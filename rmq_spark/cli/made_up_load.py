@@ -85,10 +85,10 @@ def _queues(defaults: Defaults, topic: Topic) -> dict[str, np.ndarray]:
             raise InvalidRequestError("no such queue", topic=topic.name, queue=defaults.queue_id)
     elif defaults.sharding_key is not None:
         places = [places[abs(java_hash(defaults.sharding_key)) % len(places)]]
-    found: dict[str, list[int]] = {}
+    queues: dict[str, list[int]] = {}
     for broker, queue in places:
-        found.setdefault(broker, []).append(queue)
-    return {broker: np.array(ids, np.int32) for broker, ids in found.items()}
+        queues.setdefault(broker, []).append(queue)
+    return {broker: np.array(ids, np.int32) for broker, ids in queues.items()}
 
 
 def _bodies(numbers: np.ndarray, size: int, letters: np.random.Generator) -> pa.BinaryArray:

@@ -39,14 +39,14 @@ def roll(
     conf: ConfOption = None,
 ) -> None:
     """Turn many small commits into few segments, and delete files that nothing needs any more."""
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     document = []
-    with given.open(read_only=False) as opened:
-        _sweep(given, opened)  # it needs no room, and gives some
+    with options.open(read_only=False) as opened:
+        _sweep(options, opened)  # needs no free space, and frees some
         for place in logs.chosen(opened, broker, nameserver):
-            with given.out.progress(f"rolling {place.name}", "segments") as advance:
+            with options.out.progress(f"rolling {place.name}", "segments") as advance:
                 document.append(upkeep.roll_log(place.open(opened), min_commits, advance))
-    given.out.result(document, upkeep.rolled_table(document))
+    options.out.result(document, upkeep.rolled_table(document))
 
 
 def expire(
@@ -68,26 +68,26 @@ def expire(
     conf: ConfOption = None,
 ) -> None:
     """Drop segments that are older than the retention, or the oldest while the disk is too full."""
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     if dry_run and scheduled:
         raise InvalidRequestError("--dry-run shows what would go now; leave --scheduled out")
-    with given.open(read_only=dry_run) as opened:
+    with options.open(read_only=dry_run) as opened:
         limit = None if before is None else parse_time(before, "--before", opened.clock.now_ms())
         handles = [place.open(opened) for place in logs.chosen(opened, broker, nameserver)]
         if dry_run:
             previews = [upkeep.preview_log(handle, before_ms=limit) for handle in handles]
-            given.out.result(previews, upkeep.preview_table(previews))
+            options.out.result(previews, upkeep.preview_table(previews))
             return
         if limit is not None and not yes:
             previews = [upkeep.preview_log(handle, before_ms=limit) for handle in handles]
             require_consent(yes, upkeep.expire_question(previews, limit))
-        _sweep(given, opened)  # it needs no room, and gives some
+        _sweep(options, opened)  # needs no free space, and frees some
         document = [upkeep.expire_log(handle, scheduled=scheduled, before_ms=limit) for handle in handles]
-    given.out.result(document, upkeep.expired_table(document))
+    options.out.result(document, upkeep.expired_table(document))
 
 
-def _sweep(given: Common, store: Store) -> None:
+def _sweep(options: Common, store: Store) -> None:
     from rmq_spark.storage.upkeep import sweep_leftovers
 
     if removed := sweep_leftovers(store.storage, store.clock):
-        given.out.note(f"{removed:,} temporary files of killed writers removed")
+        options.out.note(f"{removed:,} temporary files of killed writers removed")

@@ -133,11 +133,11 @@ def _from_object(value: dict[str, Any], defaults: Defaults) -> Message:
 
 def _with_wait(value: dict[str, Any], defaults: Defaults) -> Defaults:
     """The defaults, with the line's own time of delivery if it names one."""
-    given = [name for name in WAITS if value.get(name) is not None]
-    if not given:
+    waits = [name for name in WAITS if value.get(name) is not None]
+    if not waits:
         return defaults
-    if len(given) > 1:
-        raise InvalidRequestError("give one of delay, deliver_at and delay_level", given=given)
+    if len(waits) > 1:
+        raise InvalidRequestError("give one of delay, deliver_at and delay_level", given=waits)
     return replace(
         defaults,
         delay_seconds=_seconds(value, "delay"),
@@ -147,17 +147,17 @@ def _with_wait(value: dict[str, Any], defaults: Defaults) -> Defaults:
 
 
 def _seconds(value: dict[str, Any], name: str) -> float | None:
-    found = value.get(name)
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
+    seconds = value.get(name)
+    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
         raise InvalidRequestError("field must be a number of seconds", field=name)
-    return found
+    return seconds
 
 
 def _time(value: dict[str, Any], name: str) -> str | int | None:
-    found = value.get(name)
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int | str)):
+    moment = value.get(name)
+    if moment is not None and (isinstance(moment, bool) or not isinstance(moment, int | str)):
         raise InvalidRequestError("field must be ISO 8601 or milliseconds since 1970", field=name)
-    return found
+    return moment
 
 
 def _body(value: dict[str, Any]) -> bytes:
@@ -176,29 +176,29 @@ def _body(value: dict[str, Any]) -> bytes:
 
 def _text(value: dict[str, Any], name: str) -> str | None:
     """A field that is a text, null or absent."""
-    found = value.get(name)
-    if found is not None and not isinstance(found, str):
+    text = value.get(name)
+    if text is not None and not isinstance(text, str):
         raise InvalidRequestError("field must be a text", field=name)
-    return None if found is None else checked_text(found, name)
+    return None if text is None else checked_text(text, name)
 
 
 def _keys(value: dict[str, Any]) -> tuple[str, ...]:
-    found = value.get("keys")
-    given = [found] if isinstance(found, str) else found or []
-    if not isinstance(given, list) or not all(isinstance(key, str) for key in given):
+    field_value = value.get("keys")
+    keys = [field_value] if isinstance(field_value, str) else field_value or []
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise InvalidRequestError("field must be a text or a list of texts", field="keys")
-    return tuple(checked_text(key, "keys") for key in given)
+    return tuple(checked_text(key, "keys") for key in keys)
 
 
 def _properties(value: dict[str, Any]) -> dict[str, str]:
-    found = value.get("properties") or {}
-    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+    properties = value.get("properties") or {}
+    if not isinstance(properties, dict) or not all(isinstance(text, str) for text in properties.values()):
         raise InvalidRequestError("field must be an object of texts", field="properties")
-    return {checked_text(name, "property"): checked_text(text, "property") for name, text in found.items()}
+    return {checked_text(name, "property"): checked_text(text, "property") for name, text in properties.items()}
 
 
 def _whole(value: dict[str, Any], name: str) -> int | None:
-    found = value.get(name)
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int)):
+    number = value.get(name)
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
         raise InvalidRequestError("field must be a whole number", field=name)
-    return found
+    return number

@@ -42,13 +42,13 @@ class Alias:
 
 def _attributes(text: str) -> list[str]:
     """`+message.type=FIFO` of updateTopic's `-a`."""
-    found: list[str] = []
+    options: list[str] = []
     for part in text.split(","):
         name, _, value = part.removeprefix("+").partition("=")
         if name != "message.type":
             raise InvalidRequestError("of a topic's attributes only message.type is known", attribute=part)
-        found += ["--type", value]
-    return found
+        options += ["--type", value]
+    return options
 
 
 def _flag(yes: str, no: str | None) -> Rewrite:
@@ -172,10 +172,10 @@ def mqadmin(
     ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None
 ) -> None:
     """List the commands of RocketMQ's mqadmin that work as `rmq NAME`, and what each stands for."""
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     document = [
         {"name": name, "command": " ".join(("rmq", *alias.command, *alias.fixed)), "options": sorted(alias.letters)}
         for name, alias in sorted(ALIASES.items())
     ]
     rows = [(str(each["name"]), str(each["command"]), " ".join(each["options"])) for each in document]
-    given.out.result(document, Table(("MQADMIN", "STANDS FOR", "OPTIONS"), rows))
+    options.out.result(document, Table(("MQADMIN", "STANDS FOR", "OPTIONS"), rows))

@@ -40,7 +40,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """The common options as given so far: those behind the command's name win over those before it."""
+    """The common options as read so far: those behind the command's name win over those before it."""
 
     store: str | None = None
     json: bool = False
@@ -131,7 +131,7 @@ def split_property(text: str) -> tuple[str, str]:
     Raises:
         InvalidRequestError: there is no `=`, or it is not UTF-8.
     """
-    name, found, value = checked_text(text, "--property").partition("=")
-    if not found:
+    name, separator, value = checked_text(text, "--property").partition("=")
+    if not separator:
         raise InvalidRequestError("--property takes NAME=VALUE", value=text)
     return name, value

@@ -20,7 +20,7 @@ from rmq_spark.model.times import format_ms
 
 Cell = str | int | float | None
 Advance = Callable[[int, int | None], None]
-"""Called with how much is done, and how much there is (None: nobody knows)."""
+"""Called with how much is done, and how much there is (None: unknown)."""
 
 # Control characters of a message must not reach the terminal, nor break a line in two.
 _ESCAPES: Final = {
@@ -110,7 +110,7 @@ class Output:
             _write("\x1b[H\x1b[2J")
 
     def note(self, text: str) -> None:
-        """Tell somebody who sits before a terminal; a script never sees it."""
+        """Write a line to stderr if that is a terminal; a script never sees it."""
         if _is_terminal(sys.stderr):
             print(text, file=sys.stderr)
 
@@ -247,7 +247,7 @@ def _to_stderr(text: str) -> None:
     try:
         print(text, end="", file=sys.stderr, flush=True)
     except OSError:
-        return  # nobody can be told; the exit code still says it
+        return  # stderr cannot be written; the exit code still reports the failure
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -47,7 +47,7 @@ def proxy(
     conf: ConfOption = None,
 ) -> None:
     """Serve the store to RocketMQ 5 clients (gRPC) until it is told to stop; any number may run at once."""
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     try:
         from rmq_spark.proxy import ProxySettings, serve
     except ModuleNotFoundError as error:
@@ -67,9 +67,9 @@ def proxy(
 
     def ready(running: Proxy) -> None:
         host = listen.rpartition(":")[0]
-        document = {"listen": f"{host}:{running.port}", "metrics": running.metrics_port, "store": given.uri}
-        given.out.result(document, f"proxy listens on {document['listen']}")
+        document = {"listen": f"{host}:{running.port}", "metrics": running.metrics_port, "store": options.uri}
+        options.out.result(document, f"proxy listens on {document['listen']}")
         output.finish()
 
-    with given.open(read_only=False) as opened:
+    with options.open(read_only=False) as opened:
         serve(opened, settings, ready=ready)

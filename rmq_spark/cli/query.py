@@ -43,13 +43,13 @@ def query(
     """Find messages of a topic, newest first: by --key, --id, --queue, or --from and --to."""
     from rmq_spark.query.messages import MessageQuery
 
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     _check(key, msg_id, queue, from_time is not None or to_time is not None)
     if queue is None and (from_offset is not None or to_offset is not None):
         raise InvalidRequestError("--from-offset and --to-offset belong to a queue; name it by --queue")
     check_offsets(from_offset, to_offset)
-    names = columns_of(columns, given.json)
-    with given.open(read_only=True) as opened:
+    names = columns_of(columns, options.json)
+    with options.open(read_only=True) as opened:
         from_ms, to_ms = time_range(from_time, to_time, opened.clock.now_ms())
         asked = MessageQuery(opened)
         if key is not None:
@@ -63,12 +63,12 @@ def query(
                 check_queues(opened, topic, logs.chosen(opened, [broker] if broker else None, False), [queue])
         else:
             answer = asked.by_time(topic, from_ms, to_ms, limit=limit, broker=broker)
-        if not given.json:
-            given.out.note("\t".join(names))
+        if not options.json:
+            options.out.note("\t".join(names))
         for batch in answer.messages.to_batches():
-            show(given.out, batch, names)
+            show(options.out, batch, names)
         if not answer.messages.num_rows:
-            given.out.note("no message found")
+            options.out.note("no message found")
 
 
 def _check(key: str | None, msg_id: str | None, queue: int | None, timed: bool) -> None:

@@ -65,11 +65,11 @@ def read(
     from rmq_spark.client.reading import filter_parts
     from rmq_spark.log.scan import Query
 
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     check_offsets(from_offset, to_offset)
-    with given.open(read_only=True) as opened:
+    with options.open(read_only=True) as opened:
         from_ms, to_ms = time_range(from_time, to_time, opened.clock.now_ms())
-        names = columns_of(columns, given.json)
+        names = columns_of(columns, options.json)
         places = _places(opened, topic, broker)
         query = Query(
             topics=frozenset((topic,)),
@@ -82,10 +82,10 @@ def read(
             **filter_parts(tags, sql),
         )
         check_queues(opened, topic, places, queue or ())
-        if not given.json:
-            given.out.note("\t".join(names))
+        if not options.json:
+            options.out.note("\t".join(names))
         for batch in _limited(_scan(opened, places, query, names), limit):
-            show(given.out, batch, names)
+            show(options.out, batch, names)
 
 
 def show(out: Output, batch: pa.RecordBatch, names: tuple[str, ...]) -> None:
@@ -199,9 +199,9 @@ def _places(store: Store, topic: str, brokers: list[str] | None) -> list[logs.Lo
     from rmq_spark.model import names
 
     names.check_topic(topic)
-    found = store.find_topic(topic)
-    if found is not None:
-        places = [logs.broker_place(broker) for broker in sorted(found.queues)]
+    configured = store.find_topic(topic)
+    if configured is not None:
+        places = [logs.broker_place(broker) for broker in sorted(configured.queues)]
     else:
         # The engine's own topics are configured nowhere; they exist where they have messages.
         every = [logs.NAMESERVER, *map(logs.broker_place, store.brokers())]
@@ -244,14 +244,14 @@ def _values(column: pa.Array, name: str) -> list[Any]:
 
 
 def _json_object(names: tuple[str, ...], row: tuple[Any, ...]) -> dict[str, Any]:
-    found = {}
+    document = {}
     for name, value in zip(names, row, strict=True):
         if name == "body":
-            field, found_value = body_field(value)
-            found[field] = found_value
+            field, body = body_field(value)
+            document[field] = body
         else:
-            found[name] = value
-    return found
+            document[name] = value
+    return document
 
 
 def _text(name: str, value: Any) -> str:

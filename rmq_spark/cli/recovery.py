@@ -31,8 +31,8 @@ def recover(
     conf: ConfOption = None,
 ) -> None:
     """Move what stands behind the last good commit into lost/, so that the log can be written again."""
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
         require_consent(yes, _QUESTION, "recovery must run alone; stop every writer, then give --yes")
         document = []
         if broker and not nameserver:
@@ -42,7 +42,7 @@ def recover(
             places = logs.named(opened, broker, nameserver=False) if nameserver else _all_brokers(opened)
         document += [_recover(opened, place, force) for place in places]
     rows = [(entry["log"], entry["logEnd"], len(entry["moved"])) for entry in document]
-    given.out.result(document, Table(("LOG", "LOG END", "FILES MOVED"), rows))
+    options.out.result(document, Table(("LOG", "LOG END", "FILES MOVED"), rows))
 
 
 def _all_brokers(store: Store) -> list[logs.LogPlace]:

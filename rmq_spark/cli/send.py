@@ -33,7 +33,7 @@ COUNT_MAX: Final = 10**12
 OVERHEAD_BYTES: Final = 100
 """What a made-up message takes besides its body: id, host, times and its part of the metadata."""
 ASK_BYTES: Final = 10 * 10**9
-"""From so much made-up load on, somebody has to agree to it."""
+"""Made-up load that takes more than this needs consent."""
 SHOWN_MAX: Final = 100
 """Up to so many messages are listed one by one; beyond it there is a summary."""
 
@@ -74,7 +74,7 @@ class Tally:
     results: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, count: int, size: int, results: list[SendResult]) -> None:
-        """Count one commit; its single results are kept only while they are few."""
+        """Count one commit; its single results are kept up to `SHOWN_MAX` messages."""
         self.sent += count
         self.bytes += size
         self.commits += 1
@@ -126,7 +126,7 @@ def send(
     "shardingKey", "queueId", "priority" and one of "delay" (seconds), "deliver_at" and "delay_level". Each --batch of
     messages is one commit, sent when it is full.
     """
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     _check_kind(body, count, size)
     waits = {"--delay": delay, "--deliver-at": deliver_at, "--delay-level": delay_level}
     _check_delivery(count, {"--priority": priority, **waits})
@@ -143,7 +143,7 @@ def send(
         deliver_at=None if deliver_at is None else parse_instant(deliver_at, "--deliver-at", round_up=True),
     )
     started = time.monotonic()
-    with given.open(read_only=False, flush=flush) as opened, given.out.progress("sending", "messages") as advance:
+    with options.open(read_only=False, flush=flush) as opened, options.out.progress("sending", "messages") as advance:
         _check_level(opened, delay_level)
         work = Sending(opened, defaults, no_create, advance, Tally(topic))
         try:
@@ -154,7 +154,7 @@ def send(
                 _check_room(opened, count, size or SIZE, yes)
                 work.load(count, size or SIZE, batch or LOAD_BATCH)
             else:
-                work.lines(_stdin(given.out), line_format, batch or LINES_BATCH)
+                work.lines(_stdin(options.out), line_format, batch or LINES_BATCH)
             opened.flush()
         except RmqError as error:
             if body is None:
@@ -162,7 +162,7 @@ def send(
             raise
         except KeyboardInterrupt as error:
             raise KeyboardInterrupt(f"{work.tally.sent} messages were sent before") from error
-    _show(given.out, work.tally, time.monotonic() - started, single=body is not None)
+    _show(options.out, work.tally, time.monotonic() - started, single=body is not None)
 
 
 @dataclass(slots=True)
@@ -223,9 +223,9 @@ def _check_kind(body: str | None, count: int | None, size: int | None) -> None:
         raise InvalidRequestError("--size goes with --count")
 
 
-def _check_delivery(count: int | None, given: Mapping[str, object]) -> None:
+def _check_delivery(count: int | None, options: Mapping[str, object]) -> None:
     """Refuse options on when and in which order a message is delivered that do not go together."""
-    wanted = [name for name, value in given.items() if value is not None]
+    wanted = [name for name, value in options.items() if value is not None]
     if count is not None and wanted:
         raise InvalidRequestError(f"{wanted[0]} does not go with --count; send lines of standard input instead")
     waits = [name for name in wanted if name != "--priority"]
@@ -249,7 +249,7 @@ def _check_room(store: Store, count: int, size: int, yes: bool) -> None:
 
     Raises:
         StorageFullError: it would fill the disk beyond the use at which appends are refused.
-        InvalidRequestError: nobody agreed to so much; nothing was sent.
+        InvalidRequestError: consent was refused, or could not be asked for; nothing was sent.
     """
     needed = count * (size + OVERHEAD_BYTES)
     if (usage := store.storage.disk_usage()) is not None:

@@ -62,10 +62,10 @@ def serve(
 
     Any number of these may run at once, beside clients that embed services.
     """
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     if check:
-        with given.open(read_only=True) as opened:
-            _check(given.out, opened, max_behind)
+        with options.open(read_only=True) as opened:
+            _check(options.out, opened, max_behind)
         return
     if metrics is not None and health is not None:
         raise InvalidRequestError("--metrics answers /health, too; leave --health out")
@@ -76,7 +76,7 @@ def serve(
     with ExitStack() as stack:
         log = stack.enter_context(ServeLog(log_format))
         stop = stack.enter_context(_stop_signals())
-        opened = stack.enter_context(given.open(read_only=False))
+        opened = stack.enter_context(options.open(read_only=False))
         runner = ServiceRunner(all_services(opened, tables=not no_tables, retention=not no_retention), opened.clock)
         port = metrics if metrics is not None else health
         if port is not None:
@@ -86,7 +86,7 @@ def serve(
             _log.info("status at http://localhost:%d/health", page.port)
         stack.enter_context(runner)
         names = ", ".join(status.name for status in runner.status())
-        _log.info("serving %s: %s", given.uri, names)
+        _log.info("serving %s: %s", options.uri, names)
         _show_until(stop, runner, log)
         _log.info("stopping: each service ends its round")
 

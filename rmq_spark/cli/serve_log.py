@@ -32,7 +32,7 @@ class _Lines(logging.Handler):
         if self._console is not None:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
-        with suppress(OSError, ValueError):  # nobody reads it any more; the services go on
+        with suppress(OSError, ValueError):  # stderr cannot be written; the services go on
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
 

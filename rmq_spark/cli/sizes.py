@@ -68,7 +68,7 @@ def _bytes_of(store: Store, topics: Mapping[str, Topic]) -> dict[str, int]:
     from rmq_spark.log.files import read_planned
     from rmq_spark.log.scan import Query, plan
 
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for broker in sorted({broker for topic in topics.values() for broker in topic.queues}):
         names = frozenset(name for name, topic in topics.items() if broker in topic.queues)
         first = {(name, queue): at for name in names for queue, at, _ in _queues(store, broker, name)}
@@ -81,8 +81,8 @@ def _bytes_of(store: Store, topics: Mapping[str, Topic]) -> dict[str, int]:
             return sizes
 
         query = Query(topics=names)
-        found.update(read_planned(log, lambda view, query=query: plan(view, query), add))  # type: ignore[misc]
-    return found
+        totals.update(read_planned(log, lambda view, query=query: plan(view, query), add))  # type: ignore[misc]
+    return totals
 
 
 def _file_bytes(meta: FileMeta, first: Mapping[tuple[str, int], int]) -> Counter[str]:

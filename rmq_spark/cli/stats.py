@@ -34,14 +34,14 @@ def stats(
     from rmq_spark.client.traffic import between, count
     from rmq_spark.services.behind import services_behind
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
         before = count(opened)
         while True:
             opened.clock.sleep(interval)
             after = count(opened)
             lags = services_behind(opened)
-            _show(given.out, between(before, after), lags, now_ms=opened.clock.now_ms(), live=not once)
+            _show(options.out, between(before, after), lags, now_ms=opened.clock.now_ms(), live=not once)
             if once:
                 return
             before = after

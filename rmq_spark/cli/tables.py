@@ -29,7 +29,7 @@ def tables(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = 
 def build(
     ctx: typer.Context,
     *,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Empty the tables first and fill them anew.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Empty the tables first and fill them again.")] = False,
     wait: Annotated[
         float,
         typer.Option(
@@ -46,17 +46,17 @@ def build(
     from rmq_spark.cli import logs
     from rmq_spark.tables import engine
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
         brokers = [place.name for place in logs.named(opened, broker, nameserver=False)] if broker else None
         start = opened.clock.elapsed_ns()
         build_or_rebuild = engine.rebuild if rebuild else engine.reput
-        with given.out.progress("building tables", "messages") as advance:
+        with options.out.progress("building tables", "messages") as advance:
             done = build_or_rebuild(opened, brokers=brokers, tables=table, wait_s=wait, progress=advance)
         seconds = (opened.clock.elapsed_ns() - start) / 1_000_000_000
     document = {"messages": done.messages, "ranges": done.ranges, "rows": done.rows, "seconds": round(seconds, 3)}
     rows = [(name, count) for name, count in done.rows.items()]
-    given.out.result(document, f"{done.messages:,} messages in {seconds:.1f} s", Table(("TABLE", "ROWS ADDED"), rows))
+    options.out.result(document, f"{done.messages:,} messages in {seconds:.1f} s", Table(("TABLE", "ROWS ADDED"), rows))
 
 
 @app.command("status")
@@ -71,10 +71,10 @@ def status(
     """Show how far each table has come, and what it holds."""
     from rmq_spark.tables import engine
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
-        found = engine.status(opened, tables=table)
-    document = [_document(one) for one in found]
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
+        statuses = engine.status(opened, tables=table)
+    document = [_document(one) for one in statuses]
     columns = {
         "TABLE": "table",
         "LOG": "log",
@@ -88,7 +88,7 @@ def status(
         "WRITTEN BY": "holder",
         "UNTIL": "heldUntil",
     }
-    given.out.result(document, table_of(document, columns))
+    options.out.result(document, table_of(document, columns))
 
 
 @app.command("drop")
@@ -109,10 +109,10 @@ def drop(
     """Delete the tables. Nothing is lost: queries get slower, and `rmq tables build` makes them again."""
     from rmq_spark.tables import engine
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=False) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=False) as opened:
         dropped = engine.drop(opened, tables=table, wait_s=wait)
-    given.out.result({"dropped": dropped}, f"dropped: {', '.join(dropped) or 'nothing, there were none'}")
+    options.out.result({"dropped": dropped}, f"dropped: {', '.join(dropped) or 'nothing, there were none'}")
 
 
 def _document(one: TableStatus) -> dict[str, Any]:

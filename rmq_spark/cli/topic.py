@@ -21,10 +21,10 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
 
 def init(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = False, conf: ConfOption = None) -> None:
     """Create an empty store; an existing one is left alone."""
-    given = common(ctx, store, json, conf)
-    with given.create() as made:
+    options = common(ctx, store, json, conf)
+    with options.create() as made:
         document = {"uri": made.storage.uri, "format": made.info["format"], "createdAt": made.info["createdAt"]}
-    given.out.result(document, f"created a store at {document['uri']}")
+    options.out.result(document, f"created a store at {document['uri']}")
 
 
 @app.callback()
@@ -75,14 +75,14 @@ def create(
     from rmq_spark.client.admin import Admin
     from rmq_spark.client.store import DEFAULT_BROKER, DEFAULT_QUEUES
 
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     wanted: dict[str, Any] = {
         "permission": perm,
         "message_type": None if message_type is None else message_type.upper(),
         "backlog_max": backlog_max,
         "write_queues": write_queues,
     }
-    with given.open(read_only=False) as opened:
+    with options.open(read_only=False) as opened:
         admin = Admin(opened)
         read = queues if read_queues is None else read_queues
         count = DEFAULT_QUEUES if read is None else read
@@ -94,7 +94,7 @@ def create(
             made = admin.create_topic(name, queues=count, brokers=broker or (DEFAULT_BROKER,), **wanted)
         else:
             made = opened.create_topic(name, queues=count, brokers=tuple(broker or (DEFAULT_BROKER,)))
-    given.out.result(_document(made), f"topic {made.name} has {_queues_text(made)}")
+    options.out.result(_document(made), f"topic {made.name} has {_queues_text(made)}")
 
 
 @app.command("list")
@@ -102,8 +102,8 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
     """List all topics: how many messages they hold, about how many bytes, and when the last was stored."""
     from rmq_spark.cli.sizes import topic_sizes
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
         topics = opened.topics()
         sizes = topic_sizes(opened, topics)
     document: list[dict[str, Any]] = [
@@ -126,7 +126,7 @@ def list_(ctx: typer.Context, *, store: StoreOption = None, json: JsonOption = F
         "PERM": "perm",
         "BROKERS": "queues",
     }
-    given.out.result(document, table_of(shown, columns))
+    options.out.result(document, table_of(shown, columns))
 
 
 @app.command("update")
@@ -148,10 +148,10 @@ def update(
     """Change a topic: its queues, permissions, type, limit, or put it on more brokers."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     if all(value is None for value in (queues, read_queues, write_queues, perm, message_type, backlog_max, broker)):
         raise InvalidRequestError("say what to change, by --queues or another option", topic=name)
-    with given.open(read_only=False) as opened:
+    with options.open(read_only=False) as opened:
         changed = Admin(opened).update_topic(
             name,
             queues=queues,
@@ -162,7 +162,7 @@ def update(
             backlog_max=backlog_max,
             brokers=broker or (),
         )
-    given.out.result(_document(changed), f"topic {changed.name} has {_queues_text(changed)}")
+    options.out.result(_document(changed), f"topic {changed.name} has {_queues_text(changed)}")
 
 
 @app.command("show")
@@ -175,17 +175,17 @@ def show(
     conf: ConfOption = None,
 ) -> None:
     """Show a topic's queues and the offsets in them; the greatest is exclusive."""
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     queues: list[dict[str, Any]] = []
-    with given.open(read_only=True) as opened:
-        found = opened.topic(name)
-        states = {broker: opened.log(broker).refresh().state.queues for broker in found.queues}
-        for broker, queue in found.message_queues():
+    with options.open(read_only=True) as opened:
+        topic = opened.topic(name)
+        states = {broker: opened.log(broker).refresh().state.queues for broker in topic.queues}
+        for broker, queue in topic.message_queues():
             low, high = states[broker].bounds(name, queue)
             queues.append({"brokerName": broker, "queueId": queue, "minOffset": low, "maxOffset": high})
     document = {"topic": name, "messages": sum(q["maxOffset"] - q["minOffset"] for q in queues), "queues": queues}
     rows = [(q["brokerName"], q["queueId"], q["minOffset"], q["maxOffset"]) for q in queues]
-    given.out.result(document, Table(("BROKER", "QUEUE", "MIN OFFSET", "MAX OFFSET"), rows))
+    options.out.result(document, Table(("BROKER", "QUEUE", "MIN OFFSET", "MAX OFFSET"), rows))
 
 
 @app.command("spans")
@@ -200,9 +200,9 @@ def spans(
     """Show which time span each queue of a topic still holds."""
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
-        found = Admin(opened).spans(name)
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
+        queue_spans = Admin(opened).spans(name)
     queues = [
         {
             "brokerName": span.broker,
@@ -212,7 +212,7 @@ def spans(
             "firstTimestamp": span.first_ms,
             "lastTimestamp": span.last_ms,
         }
-        for span in found
+        for span in queue_spans
     ]
     columns = {
         "BROKER": "brokerName",
@@ -222,7 +222,7 @@ def spans(
         "FIRST STORED": "firstTimestamp",
         "LAST STORED": "lastTimestamp",
     }
-    given.out.result({"topic": name, "queues": queues}, table_of(queues, columns))
+    options.out.result({"topic": name, "queues": queues}, table_of(queues, columns))
 
 
 @app.command("delete")
@@ -240,15 +240,15 @@ def delete(
     from rmq_spark.cli.sizes import messages_of
     from rmq_spark.client.admin import Admin
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=dry_run) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=dry_run) as opened:
         messages = messages_of(opened, opened.topic(name))
         if not dry_run:
             require_consent(yes, f"Delete topic {name} and its {messages:,} messages, for good?")
             Admin(opened).delete_topic(name)
     document = {"topic": name, "deleted": not dry_run, "messages": messages}
     verb = "would delete" if dry_run else "deleted"
-    given.out.result(document, f"{verb} topic {name} with {messages:,} messages")
+    options.out.result(document, f"{verb} topic {name} with {messages:,} messages")
 
 
 def _document(topic: Topic) -> dict[str, Any]:

@@ -30,8 +30,8 @@ def trace(
     from rmq_spark.query.trace import client_traces
     from rmq_spark.query.trace import trace as trace_message
 
-    given = common(ctx, store, json, conf)
-    with given.open(read_only=True) as opened:
+    options = common(ctx, store, json, conf)
+    with options.open(read_only=True) as opened:
         query = MessageQuery(opened)
         steps = trace_message(opened, msg_id, query=query)
         traces = client_traces(opened, msg_id, query=query)
@@ -83,7 +83,7 @@ def trace(
         for step in steps
     ]
     document += [_client_record(record) for record in traces]
-    given.out.result(document, Table(headers, rows), *([_client_table(traces)] if traces else []))
+    options.out.result(document, Table(headers, rows), *([_client_table(traces)] if traces else []))
 
 
 def _client_record(record: TraceRecord) -> dict[str, object]:

@@ -83,7 +83,7 @@ def preview_table(documents: Sequence[Document]) -> Table:
 
 
 def expire_question(documents: Sequence[Document], before_ms: int) -> str:
-    """What somebody is asked before `--before` is carried out."""
+    """The question to agree to before `--before` is carried out."""
     messages = sum(document["messages"] for document in documents)
     logs = ", ".join(document["log"] for document in documents)
     return f"Drop up to {messages:,} messages stored before {format_ms(before_ms)} ({logs}), for good?"

@@ -32,12 +32,12 @@ def verify(
     """Check the logs from start to end; exit with 6 if anything is damaged."""
     from rmq_spark.log.verify import verify as verify_log
 
-    given = common(ctx, store, json, conf)
+    options = common(ctx, store, json, conf)
     reports: list[tuple[str, Report]] = []
-    with given.open(read_only=True) as opened:
+    with options.open(read_only=True) as opened:
         places, known = _places(opened, broker, nameserver)
         for place in places:
-            with given.out.progress(f"verifying {place.name}", "files") as advance:
+            with options.out.progress(f"verifying {place.name}", "files") as advance:
                 reports.append((place.name, verify_log(opened.storage, place.root, place.name, advance)))
     damaged = sum(finding.damage for _, report in reports for finding in report.findings)
     document = {
@@ -45,7 +45,7 @@ def verify(
         "brokersKnown": known,
         "logs": [_document(name, report) for name, report in reports],
     }
-    given.out.result(document, Table(_COUNTS, [_count_row(*report) for report in reports]), *_findings(reports))
+    options.out.result(document, Table(_COUNTS, [_count_row(*report) for report in reports]), *_findings(reports))
     if not known:
         complain("the nameserver's log is damaged, so there may be more brokers; verify them with --broker NAME")
     if damaged:

@@ -78,10 +78,10 @@ class Job:
         """Parse arguments, call `work`, and return the exit code; every error becomes a line on stderr."""
         output.use_utf8()
         try:
-            given = self.parser.parse_args(arguments)
-            if given.continuous:
+            options = self.parser.parse_args(arguments)
+            if options.continuous:
                 self._stop_by_signals()
-            work(given)
+            work(options)
             output.finish()
         except SystemExit as ended:  # argparse: help, or wrong arguments
             return ended.code if isinstance(ended.code, int) else exits.USAGE
@@ -110,42 +110,42 @@ class Job:
         for kind in (signal.SIGINT, signal.SIGTERM):
             signal.signal(kind, stop)
 
-    def again(self, given: argparse.Namespace, work: Callable[[], None]) -> None:
+    def again(self, options: argparse.Namespace, work: Callable[[], None]) -> None:
         """Call `work` once, or with `--continuous` each `--interval` seconds until stopped."""
         while True:
             work()
-            if not given.continuous or self.stopping.wait(given.interval):
+            if not options.continuous or self.stopping.wait(options.interval):
                 return
 
     # ------------------------------------------------------------ what arguments open
 
-    def settings(self, given: argparse.Namespace) -> tuple[LogSettings, dict[str, str] | None]:
+    def settings(self, options: argparse.Namespace) -> tuple[LogSettings, dict[str, str] | None]:
         """Settings and storage options of `--conf`.
 
         Raises:
             InvalidRequestError: as `load_conf`.
         """
-        return load_conf(given.conf)
+        return load_conf(options.conf)
 
-    def place(self, given: argparse.Namespace) -> Place:
+    def place(self, options: argparse.Namespace) -> Place:
         """The store as tasks reach it.
 
         Raises:
             InvalidRequestError: as `store_uri`.
         """
-        uri = store_uri(given.store)
+        uri = store_uri(options.store)
         uri = uri if "://" in uri else str(Path(uri).absolute())
-        return Place(uri, tuple(sorted((self.settings(given)[1] or {}).items())))
+        return Place(uri, tuple(sorted((self.settings(options)[1] or {}).items())))
 
-    def open(self, given: argparse.Namespace, *, read_only: bool = False) -> Store:
+    def open(self, options: argparse.Namespace, *, read_only: bool = False) -> Store:
         """The store.
 
         Raises:
             as `Store.open`.
         """
-        place = self.place(given)
-        settings, options = self.settings(given)
-        return Store.open(place.uri, settings=settings, options=options, read_only=read_only, services="off")
+        place = self.place(options)
+        settings, storage_options = self.settings(options)
+        return Store.open(place.uri, settings=settings, options=storage_options, read_only=read_only, services="off")
 
     def session(self, *, delta_jars: Path | None = None, delta: bool = False) -> SparkSession:
         """The session of spark-submit, or a local one on all cores; with delta-spark if that is asked for.
@@ -157,7 +157,7 @@ class Job:
         from pyspark.sql import SparkSession
 
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        given = SparkConf()
+        spark_conf = SparkConf()
         wanted = {
             "spark.master": "local[*]",
             "spark.sql.session.timeZone": "UTC",
@@ -173,18 +173,18 @@ class Job:
                         "no jars there; `make jars` shows where it puts them", directory=str(delta_jars)
                     )
                 wanted["spark.jars"] = ",".join(jars)
-            elif "delta-spark" not in given.get("spark.jars", "") + given.get("spark.jars.packages", ""):
+            elif "delta-spark" not in spark_conf.get("spark.jars", "") + spark_conf.get("spark.jars.packages", ""):
                 wanted["spark.jars.packages"] = DELTA_PACKAGE
-        settings: dict[str, Any] = {name: value for name, value in wanted.items() if not given.contains(name)}
+        settings: dict[str, Any] = {name: value for name, value in wanted.items() if not spark_conf.contains(name)}
         builder = SparkSession.builder.appName(f"rmq-spark {self.name}")
         self._spark = builder.config(map=settings).getOrCreate()
         return self._spark
 
     # ------------------------------------------------------------ showing
 
-    def out(self, given: argparse.Namespace) -> output.Output:
+    def out(self, options: argparse.Namespace) -> output.Output:
         """Where results go; tables are plain columns, because drawing them would need the extra `cli`."""
-        return output.Output(json=given.json, drawn=False)
+        return output.Output(json=options.json, drawn=False)
 
     def say(self, text: str) -> None:
         """A line on stderr."""

@@ -60,16 +60,16 @@ def lag_report(arguments: Sequence[str] | None = None) -> int:
     add("--format", choices=FORMATS, default="parquet", help="of --output")
     add("--delta-jars", metavar="DIR", type=Path, help="format delta: where its jars are, if spark-submit has none")
 
-    def work(given: argparse.Namespace) -> None:
-        with job.open(given, read_only=True) as store:
-            spark = _session(job, given) if given.output else None
-            job.again(given, lambda: _report(job, given, store, spark))
+    def work(options: argparse.Namespace) -> None:
+        with job.open(options, read_only=True) as store:
+            spark = _session(job, options) if options.output else None
+            job.again(options, lambda: _report(job, options, store, spark))
 
     return job.run(work, arguments)
 
 
-def _session(job: Job, given: argparse.Namespace) -> SparkSession:
-    return job.session(delta=given.format == "delta", delta_jars=given.delta_jars)
+def _session(job: Job, options: argparse.Namespace) -> SparkSession:
+    return job.session(delta=options.format == "delta", delta_jars=options.delta_jars)
 
 
 def rows_of(store: Store, groups: Sequence[str] | None) -> list[Row]:
@@ -104,17 +104,17 @@ def rows_of(store: Store, groups: Sequence[str] | None) -> list[Row]:
     ]
 
 
-def _report(job: Job, given: argparse.Namespace, store: Store, spark: SparkSession | None) -> None:
-    rows = rows_of(store, given.group)
+def _report(job: Job, options: argparse.Namespace, store: Store, spark: SparkSession | None) -> None:
+    rows = rows_of(store, options.group)
     if spark is not None:
         frame = spark.createDataFrame(rows, SCHEMA).coalesce(1)
-        frame.write.format(given.format).mode("append").save(given.output)
-        job.say(f"{len(rows):,} rows appended to {given.output}")
+        frame.write.format(options.format).mode("append").save(options.output)
+        job.say(f"{len(rows):,} rows appended to {options.output}")
         return
     names = [column.strip().split(" ")[0].strip("`") for column in SCHEMA.split(",")]
     documents = [dict(zip(names, (_plain(value) for value in row), strict=True)) for row in rows]
     behind = sum(row[7] for row in rows)
-    job.out(given).result(
+    job.out(options).result(
         documents, f"{behind:,} messages behind in all", Table(_SHOWN, [row[: len(_SHOWN)] for row in rows])
     )
 

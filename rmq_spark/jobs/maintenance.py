@@ -64,9 +64,9 @@ def roll(arguments: Sequence[str] | None = None) -> int:
     )
     job.parser.add_argument("--min-commits", type=int, default=2, help="leave a log alone that has fewer to roll")
 
-    def work(given: argparse.Namespace) -> None:
-        with job.open(given) as store:
-            _maintain(job, given, store, Rolling(max(1, given.min_commits)), upkeep.rolled_table)
+    def work(options: argparse.Namespace) -> None:
+        with job.open(options) as store:
+            _maintain(job, options, store, Rolling(max(1, options.min_commits)), upkeep.rolled_table)
 
     return job.run(work, arguments)
 
@@ -93,29 +93,29 @@ def expire(arguments: Sequence[str] | None = None) -> int:
     job.parser.add_argument("--dry-run", action="store_true", help="only show what it would do")
     job.parser.add_argument("-y", "--yes", action="store_true", help="with --before: do not ask")
 
-    def work(given: argparse.Namespace) -> None:
-        if given.dry_run and (given.scheduled or given.continuous):
+    def work(options: argparse.Namespace) -> None:
+        if options.dry_run and (options.scheduled or options.continuous):
             raise InvalidRequestError("--dry-run shows what would go now; leave --scheduled and --continuous out")
-        if given.before is not None:
-            parse_time(given.before, "--before", 0)  # a wrong one is told before anything is done
-        expiring = Expiring(given.before, given.scheduled, given.dry_run)
-        with job.open(given, read_only=given.dry_run) as store:
-            if not given.dry_run and not given.yes:
-                _ask(given, store, expiring)
-            table = upkeep.preview_table if given.dry_run else upkeep.expired_table
-            _maintain(job, given, store, expiring, table)
+        if options.before is not None:
+            parse_time(options.before, "--before", 0)  # an invalid time is reported before anything is done
+        expiring = Expiring(options.before, options.scheduled, options.dry_run)
+        with job.open(options, read_only=options.dry_run) as store:
+            if not options.dry_run and not options.yes:
+                _ask(options, store, expiring)
+            table = upkeep.preview_table if options.dry_run else upkeep.expired_table
+            _maintain(job, options, store, expiring, table)
 
     return job.run(work, arguments)
 
 
-def _ask(given: argparse.Namespace, store: Store, expiring: Expiring) -> None:
+def _ask(options: argparse.Namespace, store: Store, expiring: Expiring) -> None:
     """Ask before a time of the caller's own is used; what the settings say needs no consent."""
     limit = expiring.limit_ms(store)
     if limit is None:
         return
     preview = Expiring(expiring.before, scheduled=False, dry_run=True)
-    previews = [preview(store, place) for place in logs.chosen(store, given.broker, given.nameserver)]
-    require_consent(given.yes, upkeep.expire_question(previews, limit))
+    previews = [preview(store, place) for place in logs.chosen(store, options.broker, options.nameserver)]
+    require_consent(options.yes, upkeep.expire_question(previews, limit))
 
 
 def _job(name: str, purpose: str, examples: Sequence[str]) -> Job:
@@ -125,18 +125,18 @@ def _job(name: str, purpose: str, examples: Sequence[str]) -> Job:
     return job
 
 
-def _maintain(job: Job, given: argparse.Namespace, store: Store, work: Work, table: Shown) -> None:
+def _maintain(job: Job, options: argparse.Namespace, store: Store, work: Work, table: Shown) -> None:
     def once() -> None:
-        places = logs.chosen(store, given.broker, given.nameserver)
-        documents = _spread(job, given, places, work) if len(places) > 2 else [work(store, one) for one in places]
-        job.out(given).result(documents, table(documents))
+        places = logs.chosen(store, options.broker, options.nameserver)
+        documents = _spread(job, options, places, work) if len(places) > 2 else [work(store, one) for one in places]
+        job.out(options).result(documents, table(documents))
 
-    job.again(given, once)
+    job.again(options, once)
 
 
-def _spread(job: Job, given: argparse.Namespace, places: Sequence[logs.LogPlace], work: Work) -> list[Document]:
+def _spread(job: Job, options: argparse.Namespace, places: Sequence[logs.LogPlace], work: Work) -> list[Document]:
     """The work on each log in a task of its own; the first error of any of them is raised when all have ended."""
-    place, settings = job.place(given), asdict(job.settings(given)[0])
+    place, settings = job.place(options), asdict(job.settings(options)[0])
     tasks = job.session().sparkContext.parallelize(list(places), len(places))
     answers = tasks.map(lambda log: _in_task(place, settings, log, work)).collect()
     for answer in answers:
@@ -146,9 +146,9 @@ def _spread(job: Job, given: argparse.Namespace, places: Sequence[logs.LogPlace]
 
 
 def _in_task(place: Place, settings: dict[str, Any], log: logs.LogPlace, work: Work) -> Document | RmqError:
-    options = dict(place.options) or None
+    storage_options = dict(place.options) or None
     try:
-        with Store.open(place.uri, settings=LogSettings(**settings), options=options, services="off") as store:
+        with Store.open(place.uri, settings=LogSettings(**settings), options=storage_options, services="off") as store:
             return work(store, log)
     except RmqError as error:  # a value: Spark would repeat the task, and give the driver only its text
         return error

@@ -49,7 +49,7 @@ def reput(arguments: Sequence[str] | None = None) -> int:
         ],
     )
     job.parser.add_argument("--table", action="append", choices=tuple(TABLES), help="only this one; may be repeated")
-    return job.run(lambda given: _advance(job, given, tuple(given.table or TABLES)), arguments)
+    return job.run(lambda options: _advance(job, options, tuple(options.table or TABLES)), arguments)
 
 
 def consumer_offsets(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def consumer_offsets(arguments: Sequence[str] | None = None) -> int:
             "--store /var/lib/rmq --continuous --checkpoint /var/lib/rmq-jobs/offsets",
         ],
     )
-    return job.run(lambda given: _advance(job, given, ("consumer_offsets",)), arguments)
+    return job.run(lambda options: _advance(job, options, ("consumer_offsets",)), arguments)
 
 
 def rebuild(arguments: Sequence[str] | None = None) -> int:
@@ -74,40 +74,40 @@ def rebuild(arguments: Sequence[str] | None = None) -> int:
     )
     job.parser.add_argument("--table", action="append", choices=tuple(TABLES), help="only this one; may be repeated")
 
-    def work(given: argparse.Namespace) -> None:
-        if given.continuous:
+    def work(options: argparse.Namespace) -> None:
+        if options.continuous:
             raise InvalidRequestError("a rebuild ends; run reput --continuous after it")
-        tables = tuple(given.table or TABLES)
-        with job.open(given) as store:
-            check_brokers(store, given.broker)  # before anything is emptied
-            spark = job.session(delta=given.writer == "delta", delta_jars=given.delta_jars)
-            _show(job, given, _step(job, given, spark, store, tables, advance=table_engine.rebuild))
+        tables = tuple(options.table or TABLES)
+        with job.open(options) as store:
+            check_brokers(store, options.broker)  # before anything is emptied
+            spark = job.session(delta=options.writer == "delta", delta_jars=options.delta_jars)
+            _show(job, options, _step(job, options, spark, store, tables, advance=table_engine.rebuild))
 
     return job.run(work, arguments)
 
 
-def _advance(job: Job, given: argparse.Namespace, tables: Sequence[str]) -> None:
-    if given.continuous and not given.checkpoint:
+def _advance(job: Job, options: argparse.Namespace, tables: Sequence[str]) -> None:
+    if options.continuous and not options.checkpoint:
         raise InvalidRequestError("--continuous needs --checkpoint: a directory of its own, not in the store")
-    with job.open(given) as store:
-        check_brokers(store, given.broker)  # before Spark is started
-        spark = job.session(delta=given.writer == "delta", delta_jars=given.delta_jars)
-        if not given.continuous:
-            _show(job, given, _step(job, given, spark, store, tables))
+    with job.open(options) as store:
+        check_brokers(store, options.broker)  # before Spark is started
+        spark = job.session(delta=options.writer == "delta", delta_jars=options.delta_jars)
+        if not options.continuous:
+            _show(job, options, _step(job, options, spark, store, tables))
             return
 
         def step() -> None:
-            done = _step(job, given, spark, store, tables)
+            done = _step(job, options, spark, store, tables)
             if done.messages:
-                _show(job, given, done)
+                _show(job, options, done)
 
         news = [OFFSETS] if tuple(tables) == ("consumer_offsets",) else [MESSAGES, OFFSETS]
         follow(
             spark,
-            job.place(given),
+            job.place(options),
             news,
-            checkpoint=given.checkpoint,
-            interval_s=given.interval,
+            checkpoint=options.checkpoint,
+            interval_s=options.interval,
             step=step,
             stopping=job.stopping,
         )
@@ -116,33 +116,33 @@ def _advance(job: Job, given: argparse.Namespace, tables: Sequence[str]) -> None
 
 def _step(
     job: Job,
-    given: argparse.Namespace,
+    options: argparse.Namespace,
     spark: SparkSession,
     store: Store,
     tables: Sequence[str],
     *,
     advance: Callable[..., ReputResult] = table_engine.reput,
 ) -> ReputResult:
-    place: Place = job.place(given)
-    wait_s = given.wait if given.wait is not None else given.lease if given.continuous else 0.0
+    place: Place = job.place(options)
+    wait_s = options.wait if options.wait is not None else options.lease if options.continuous else 0.0
     return advance(
         spark,
         store,
         place=place,
-        brokers=given.broker,
+        brokers=options.broker,
         tables=tables,
-        writer=given.writer,
-        part_messages=given.part_messages,
+        writer=options.writer,
+        part_messages=options.part_messages,
         wait_s=wait_s,
-        lease_ms=int(given.lease * 1000),
+        lease_ms=int(options.lease * 1000),
         progress=job.progress("messages"),
     )
 
 
-def _show(job: Job, given: argparse.Namespace, done: ReputResult) -> None:
+def _show(job: Job, options: argparse.Namespace, done: ReputResult) -> None:
     rows = ", ".join(f"{count:,} into {name}" for name, count in done.rows.items())
     document = {"messages": done.messages, "ranges": done.ranges, "rows": done.rows}
-    job.out(given).result(document, f"{done.messages:,} messages; rows: {rows}")
+    job.out(options).result(document, f"{done.messages:,} messages; rows: {rows}")
 
 
 if __name__ == "__main__":

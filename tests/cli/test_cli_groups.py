@@ -119,7 +119,7 @@ class TestShow:
         run("group", "reset", "old", "--topic", "orders", "--to-earliest")
         commit(store, "billing", {0: 3}, member="me")
         listed = run("group", "list", "--json").json
-        assert [(found["group"], found["topics"], found["lag"], found["active"]) for found in listed] == [
+        assert [(entry["group"], entry["topics"], entry["lag"], entry["active"]) for entry in listed] == [
             ("billing", ["orders"], 0, True),
             ("old", ["orders"], 3, False),
         ]

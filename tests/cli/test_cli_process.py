@@ -30,23 +30,23 @@ def rmq(env: dict[str, str], *args: str, **more: Any) -> subprocess.CompletedPro
 
 def read_terminal(fd: int) -> str:
     """Everything a process wrote to a pseudo-terminal whose other end is closed by now."""
-    found = b""
+    output = b""
     while True:
         try:
             piece = os.read(fd, 65536)
         except OSError:  # how Linux says that the other end is closed
-            return found.decode()
+            return output.decode()
         if not piece:
-            return found.decode()
-        found += piece
+            return output.decode()
+        output += piece
 
 
 def test_a_session_of_commands_in_any_locale(env: dict[str, str]) -> None:
     sent = rmq(env, "--json", "send", "t", "--body", "zażółć \U0001f600")
     assert (sent.returncode, sent.stderr) == (0, b"")
     assert json.loads(sent.stdout)["queueOffset"] == 0
-    found = rmq(env, "read", "t", "--columns", "body")
-    assert found.stdout.decode() == "zażółć \U0001f600\n"
+    shown = rmq(env, "read", "t", "--columns", "body")
+    assert shown.stdout.decode() == "zażółć \U0001f600\n"
     failed = rmq(env, "read", "ü")
     assert (failed.returncode, failed.stdout) == (2, b"")
     assert failed.stderr.startswith(b"rmq: topic name has an illegal character")

@@ -34,9 +34,9 @@ def build(run: Run, how: str) -> None:
 @pytest.mark.parametrize("how", ["absent", "built"])
 def test_query_by_key_id_queue_and_time(run: Run, orders: Path, how: str) -> None:
     build(run, how)
-    [found] = run("query", "orders", "--key", "o-7", "--json").jsons
-    assert (found["body"], found["keys"]) == ("b7", "o-7 all")
-    assert run("query", "orders", "--id", found["msgId"], "--json").jsons == [found]
+    [message] = run("query", "orders", "--key", "o-7", "--json").jsons
+    assert (message["body"], message["keys"]) == ("b7", "o-7 all")
+    assert run("query", "orders", "--id", message["msgId"], "--json").jsons == [message]
     newest = [line["commitOffset"] for line in run("query", "orders", "--key", "all", "--limit", "4", "--json").jsons]
     assert newest == [9, 8, 7, 6]
     offsets = [line["commitOffset"] for line in run("query", "orders", "--key", "all", "--json").jsons]
@@ -45,8 +45,8 @@ def test_query_by_key_id_queue_and_time(run: Run, orders: Path, how: str) -> Non
     assert run("query", "orders", "--key", "all", "--to", "1970-01-02", "--json").jsons == []
     queue = run("query", "orders", "--queue", "1", "--from-offset", "1", "--to-offset", "3", "--json").jsons
     assert [line["queueOffset"] for line in queue] == [2, 1]
-    place = f"0A000001{10911:08X}{found['commitOffset']:016X}"
-    assert run("query", "orders", "--id", place, "--json").jsons == [found]
+    place = f"0A000001{10911:08X}{message['commitOffset']:016X}"
+    assert run("query", "orders", "--id", place, "--json").jsons == [message]
 
 
 def test_text_has_the_columns_of_read(run: Run, orders: Path) -> None:

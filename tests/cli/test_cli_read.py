@@ -29,9 +29,9 @@ def bodies(run: Run, *args: object, topic: str = "t") -> list[str]:
 
 
 def test_everything_is_read_in_order_per_queue(run: Run) -> None:
-    found = bodies(run)
-    assert [body for body in found if body[0] == "a"] == ["a0", "a1", "a2", "a3", "a4"]
-    assert [body for body in found if body[0] == "b"] == ["b0", "b1", "b2", "b3", "b4"]
+    shown = bodies(run)
+    assert [body for body in shown if body[0] == "a"] == ["a0", "a1", "a2", "a3", "a4"]
+    assert [body for body in shown if body[0] == "b"] == ["b0", "b1", "b2", "b3", "b4"]
 
 
 @pytest.mark.parametrize("rolled", [False, True])
@@ -95,10 +95,10 @@ def test_sql92_looks_at_properties_and_narrows_further(run: Run) -> None:
 
 
 def test_json_has_the_columns_of_the_message_schema(run: Run) -> None:
-    found = run("read", "t", "--json", "--limit", "1").jsons[0]
-    assert list(found) == schema.MESSAGE.names
-    assert (found["brokerName"], found["queueId"], found["queueOffset"], found["commitOffset"]) == ("broker-0", 0, 0, 0)
-    assert abs(found["storeTimestamp"] - time.time() * 1000) < 600_000
+    shown = run("read", "t", "--json", "--limit", "1").jsons[0]
+    assert list(shown) == schema.MESSAGE.names
+    assert (shown["brokerName"], shown["queueId"], shown["queueOffset"], shown["commitOffset"]) == ("broker-0", 0, 0, 0)
+    assert abs(shown["storeTimestamp"] - time.time() * 1000) < 600_000
     assert list(run("read", "t", "--json", "--limit", "1", "--columns", "body, queueId").jsons[0]) == [
         "body", "queueId",
     ]  # fmt: skip
@@ -146,9 +146,9 @@ def test_brokers_are_read_one_after_the_other(run: Run) -> None:
 
 
 def test_the_engines_own_topics_can_be_read(run: Run) -> None:
-    found = run("read", "rmq_sys_topic_config", "--json").jsons
-    assert '"topic":"t"' in found[0]["body"]
-    assert found[0]["brokerName"] == "nameserver"
+    configs = run("read", "rmq_sys_topic_config", "--json").jsons
+    assert '"topic":"t"' in configs[0]["body"]
+    assert configs[0]["brokerName"] == "nameserver"
 
 
 @pytest.mark.parametrize(

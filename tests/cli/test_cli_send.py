@@ -26,13 +26,13 @@ def test_one_message_with_everything(run: Run) -> None:
         "send", "t", "--body", "hällo", "--tags", "A", "--keys", "k1", "--keys", "k2",
         "--property", "a=1", "--property", "b=x=y", "--sharding-key", "s", "--json",
     ).json  # fmt: skip
-    found = read(run)[0]
-    assert found["body"] == "hällo"
-    assert (found["tags"], found["keys"]) == ("A", "k1 k2")
-    assert found["properties"] == {"a": "1", "b": "x=y", "__SHARDINGKEY": "s"}
-    assert found["queueId"] == abs(java_hash("s")) % 4
+    message = read(run)[0]
+    assert message["body"] == "hällo"
+    assert (message["tags"], message["keys"]) == ("A", "k1 k2")
+    assert message["properties"] == {"a": "1", "b": "x=y", "__SHARDINGKEY": "s"}
+    assert message["queueId"] == abs(java_hash("s")) % 4
     names = ("msgId", "topic", "brokerName", "queueId", "queueOffset", "commitOffset", "storeTimestamp")
-    assert sent == {name: found[name] for name in names}
+    assert sent == {name: message[name] for name in names}
 
 
 def test_one_message_as_text(run: Run) -> None:
@@ -90,7 +90,7 @@ def test_lines_say_when_they_are_delivered_and_with_which_priority(run: Run, sto
         waiting = {row["body"]: dict(row["properties"]) for row in opened.read("SCHEDULE_TOPIC_XXXX").to_pylist()}
         timed = {row["body"]: dict(row["properties"]) for row in opened.read("rmq_sys_wheel_timer").to_pylist()}
         assert opened.read("t")["body"].to_pylist() == [b"now"]
-    assert {body: found["DELAY"] for body, found in waiting.items()} == {b"level": "3"}
+    assert {body: properties["DELAY"] for body, properties in waiting.items()} == {b"level": "3"}
     assert sorted(timed) == [b"delay", b"ms", b"option", b"time"]
     assert {timed[body]["TIMER_OUT_MS"] for body in (b"ms", b"time")} == {"4102444800000"}
 
@@ -207,11 +207,11 @@ def test_made_up_load_is_spread_over_the_queues(run: Run, store: Path) -> None:
     ).json  # fmt: skip
     assert (ran["sent"], ran["bytes"], ran["commits"], ran["results"]) == (2500, 50_000, 3, None)
     assert [queue["maxOffset"] for queue in run("topic", "show", "t", "--json").json["queues"]] == [625] * 4
-    found = read(run, "--key", "k-2499")
-    assert len(found) == 1
-    assert str(found[0]["body"]).startswith("000000002499")
-    assert len(str(found[0]["body"])) == 20
-    assert (found[0]["tags"], found[0]["properties"]) == ("L", {"p": "v"})
+    matching = read(run, "--key", "k-2499")
+    assert len(matching) == 1
+    assert str(matching[0]["body"]).startswith("000000002499")
+    assert len(str(matching[0]["body"])) == 20
+    assert (matching[0]["tags"], matching[0]["properties"]) == ("L", {"p": "v"})
     messages = read(run)
     assert len({message["msgId"] for message in messages}) == len({m["body"] for m in messages}) == 2500
     assert run("verify").code == 0

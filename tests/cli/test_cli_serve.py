@@ -36,9 +36,9 @@ def serving(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
     try:
         assert process.stderr is not None
         first = json.loads(process.stderr.readline())
-        found = re.search(r"localhost:(\d+)/", first["message"])
-        assert found is not None, first
-        yield process, int(found[1])
+        match = re.search(r"localhost:(\d+)/", first["message"])
+        assert match is not None, first
+        yield process, int(match[1])
     finally:
         process.kill()
         process.communicate()

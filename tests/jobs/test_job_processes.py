@@ -49,8 +49,8 @@ def test_the_conf_file_has_what_the_writer_needs() -> None:
 
 def test_delta_spark_and_the_in_process_engine_go_on_with_each_others_tables(sample: Sample) -> None:
     jars = ensure_jars("delta")
-    given = ("--properties-file", str(CONF), "--jars", ",".join(map(str, jars)))
-    done = submit("reput", "--store", uri(sample), "--writer", "delta", "--json", spark=given)
+    spark_arguments = ("--properties-file", str(CONF), "--jars", ",".join(map(str, jars)))
+    done = submit("reput", "--store", uri(sample), "--writer", "delta", "--json", spark=spark_arguments)
     assert done.returncode == exits.OK, done.stderr
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     assert answer["rows"] == {name: len(rows) for name, rows in sample.expected().items()}
@@ -77,9 +77,10 @@ def test_delta_spark_and_the_in_process_engine_go_on_with_each_others_tables(sam
 
 def test_a_stream_follows_the_log_and_ends_when_asked_to(sample: Sample, tmp_path: Path) -> None:
     log = tmp_path / "job.log"
-    given = ("--store", uri(sample), "--continuous", "--checkpoint", str(tmp_path / "checkpoint"), "--interval", "0.5")
+    checkpoint = str(tmp_path / "checkpoint")
+    arguments = ("--store", uri(sample), "--continuous", "--checkpoint", checkpoint, "--interval", "0.5")
     for _ in range(2):
-        with running("reput", *given, log=log) as process:
+        with running("reput", *arguments, log=log) as process:
             for _ in range(2):
                 wait_for_marks(sample, log)
                 check(sample)
@@ -120,10 +121,10 @@ def test_logs_of_several_brokers_are_rolled_by_tasks(tmp_path: Path) -> None:
 def test_jobs_that_are_killed_double_and_lose_nothing(sample: Sample, tmp_path: Path, writer: str) -> None:
     draw = random.Random(writer)
     jars = str(ensure_jars("delta")[0].parent)
-    given = ("--store", uri(sample), "--writer", writer, "--delta-jars", jars, "--lease", "2", "--wait", "30")
+    arguments = ("--store", uri(sample), "--writer", writer, "--delta-jars", jars, "--lease", "2", "--wait", "30")
     for number in range(12):
         sample.grow(20)
-        with running("reput", *given, "--part-messages", "15", log=tmp_path / "job.log") as process:
+        with running("reput", *arguments, "--part-messages", "15", log=tmp_path / "job.log") as process:
             started = engine.status(sample.store)[0].version
             deadline = time.monotonic() + 300
             while engine.status(sample.store)[0].version == started and process.poll() is None:
@@ -133,6 +134,6 @@ def test_jobs_that_are_killed_double_and_lose_nothing(sample: Sample, tmp_path: 
             kill(process)
         if number % 3 == 2:
             engine.reput(sample.store, end=sample.bounds()[1] - 30, range_messages=100, wait_s=30)
-    done = python("reput", *given)
+    done = python("reput", *arguments)
     assert done.returncode == exits.OK, done.stderr
     check(sample)

@@ -200,12 +200,12 @@ def test_a_range_that_expires_before_it_is_cut_is_left(
     cut = table_engine.cut
     passed = []
 
-    def late(log: CommitLog, *given: Any) -> list[Part]:
+    def late(log: CommitLog, *arguments: Any) -> list[Part]:
         if not passed:
             with Store.open(log.storage.uri, settings=sample.store.settings) as other:
                 whole = other.log(log.broker, *BROKER_FOLDS)
                 passed.append(expire(whole, before_ms=sample.clock.now_ms() + 1).log_start)
-        return cut(log, *given)
+        return cut(log, *arguments)
 
     monkeypatch.setattr(table_engine, "cut", late)
     table_engine.reput(spark, sample.store, part_messages=2)

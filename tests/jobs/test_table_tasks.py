@@ -26,8 +26,8 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 
 def parts_of(sample: Sample, start: int, end: int, messages: int) -> list[Part]:
-    found = cut(sample.store.log("broker-0"), Place(sample.store.storage.uri), start, end, messages)
-    return pickle.loads(pickle.dumps(found))  # as Spark moves them
+    parts = cut(sample.store.log("broker-0"), Place(sample.store.storage.uri), start, end, messages)
+    return pickle.loads(pickle.dumps(parts))  # as Spark moves them
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,17 +43,17 @@ def test_parts_give_exactly_the_rows_of_their_range(sample: Sample, data: st.Dat
 
     tables = ("consumequeue", "index")
     expected = {"consumequeue": (sample.consumequeue(), 4), "index": (sample.index(), 4)}
-    found: dict[str, list[tuple[object, ...]]] = {name: [] for name in tables}
+    written: dict[str, list[tuple[object, ...]]] = {name: [] for name in tables}
     for answer in write_files(parts, tables):
         assert not isinstance(answer, RmqError)
         spec = TABLES[answer[0]]
         file = data_file(answer[1], spec, "")
         rows = data_files.read(sample.store.storage, spec, file)
         assert (file.rows, file.broker) == (rows.num_rows, "broker-0")
-        found[spec.name] += as_rows(rows)
+        written[spec.name] += as_rows(rows)
         assert data_files.in_order(rows, spec) is rows or data_files.in_order(rows, spec).equals(rows)
     for name, (rows_of_all, place) in expected.items():
-        assert sorted(found[name]) == [row for row in rows_of_all if start <= row[place] < end]
+        assert sorted(written[name]) == [row for row in rows_of_all if start <= row[place] < end]
 
 
 def test_large_commits_are_shared_out_and_small_ones_put_together(sample: Sample) -> None:
