@@ -12,7 +12,7 @@ import typer
 from rmq_spark.cli.consent import require_consent
 from rmq_spark.cli.options import ConfOption, JsonOption, StoreOption, YesOption, common
 from rmq_spark.cli.output import Table
-from rmq_spark.errors import NotFoundError
+from rmq_spark.errors import InvalidRequestError, NotFoundError
 
 app = typer.Typer(help="Users, policies and the switch of access control.", rich_markup_mode=None)
 user_app = typer.Typer(help="Add, list, update and delete users.", rich_markup_mode=None)
@@ -256,11 +256,15 @@ def _read_secret(file: str | None) -> str:
     Not an option: everybody on the machine sees command lines.
     """
     if file == "-":
+        if sys.stdin is None:
+            raise InvalidRequestError("standard input is closed; name a file with the secret")
         return sys.stdin.readline().rstrip("\r\n")
     try:
-        return Path(str(file)).read_text().rstrip("\r\n")
+        return Path(str(file)).read_text(encoding="utf-8").rstrip("\r\n")
     except OSError as error:
         raise NotFoundError("the file with the secret cannot be read", file=file, reason=error.strerror) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("the file with the secret is not UTF-8 text", file=file) from error
 
 
 def _yes(value: bool) -> str:

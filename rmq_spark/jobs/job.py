@@ -213,6 +213,14 @@ def positive(text: str) -> float:
     return value
 
 
+def at_least_one(text: str) -> int:
+    """An argument that is a whole number above zero."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
 def seconds(text: str) -> float:
     """An argument that is a time from 0 to a year; neither endless nor "not a number", which floats can be."""
     value = float(text)

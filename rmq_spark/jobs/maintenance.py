@@ -16,7 +16,7 @@ from rmq_spark.cli.output import Table
 from rmq_spark.cli.upkeep import Document
 from rmq_spark.client.store import Store
 from rmq_spark.errors import InvalidRequestError, RmqError
-from rmq_spark.jobs.job import Job
+from rmq_spark.jobs.job import Job, at_least_one
 from rmq_spark.model.settings import LogSettings
 from rmq_spark.model.times import FORMS, parse_time
 from rmq_spark.spark.table_tasks import Place
@@ -62,11 +62,13 @@ def roll(arguments: Sequence[str] | None = None) -> int:
         "Turn many small commits into few segments, and delete files that nothing needs any more.",
         ["--store /var/lib/rmq --once", "--store /var/lib/rmq --continuous --interval 600"],
     )
-    job.parser.add_argument("--min-commits", type=int, default=2, help="leave a log alone that has fewer to roll")
+    job.parser.add_argument(
+        "--min-commits", type=at_least_one, default=2, help="leave a log alone that has fewer to roll"
+    )
 
     def work(options: argparse.Namespace) -> None:
         with job.open(options) as store:
-            _maintain(job, options, store, Rolling(max(1, options.min_commits)), upkeep.rolled_table)
+            _maintain(job, options, store, Rolling(options.min_commits), upkeep.rolled_table)
 
     return job.run(work, arguments)
 

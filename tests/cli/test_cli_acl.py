@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from cli_runner import Run, call
 
+from rmq_spark.cli import acl
 from rmq_spark.client.acl import Acl
 from rmq_spark.client.store import Store
+from rmq_spark.errors import InvalidRequestError
 
 
 @pytest.fixture
@@ -28,6 +30,18 @@ def test_a_made_secret_is_shown_once_and_never_listed(run: Run, store: Path) -> 
     listed = run("acl", "user", "list")
     assert "bob" in listed.out
     assert made not in listed.out + run("acl", "user", "list", "--json").out
+
+
+def test_a_secret_that_cannot_be_read_is_told(
+    run: Run, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe secret")
+    refused = call("acl", "user", "add", "eve", "--secret-file", str(binary), "--store", store)
+    assert (refused.code, "UTF-8" in refused.err) == (2, True)
+    monkeypatch.setattr(acl.sys, "stdin", None)  # as a service has it
+    with pytest.raises(InvalidRequestError, match="standard input"):
+        acl._read_secret("-")
 
 
 def test_a_secret_comes_from_standard_input_or_a_file(run: Run, store: Path, alice: None, tmp_path: Path) -> None:

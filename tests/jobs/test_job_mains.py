@@ -128,6 +128,12 @@ def test_wrong_arguments_and_missing_stores_have_their_codes(
     assert not (tmp_path / "none").exists()
 
 
+def test_fewer_commits_than_one_are_refused_as_rmq_roll_does(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for commits in ("0", "-5", "many"):
+        assert MAINS["roll"](["--store", store, "--once", "--min-commits", commits]) == exits.USAGE
+        assert "--min-commits" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--wait", "--lease"])
 @pytest.mark.parametrize("seconds", ["inf", "nan", "1e300", "-1"])
 def test_seconds_are_a_time_that_comes_to_an_end(
