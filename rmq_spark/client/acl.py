@@ -85,7 +85,7 @@ class Acl:
     def update_user(
         self, name: str, *, secret: str | None = None, is_super: bool | None = None, enabled: bool | None = None
     ) -> None:
-        """Change what is given of a user.
+        """Change those fields of a user that are not None.
 
         Raises:
             NotFoundError: there is no such user.

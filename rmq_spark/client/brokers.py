@@ -85,11 +85,11 @@ class Brokers:
         """All brokers, by name."""
         topics = self._store.topics()
         read_only = self._store.nameserver.look(lambda view: view.state.fold(ClusterConfig).read_only())
-        found = []
+        brokers = []
         for name in self._store.brokers():
             messages, end, store_ms = self._store.log(name).look(_extent)
             mine = sum(name in topic.queues for topic in topics)
-            found.append(
+            brokers.append(
                 Broker(
                     name=name,
                     read_only=name in read_only,
@@ -99,7 +99,7 @@ class Brokers:
                     store_ms=store_ms,
                 )
             )
-        return found
+        return brokers
 
     def add(self, name: str) -> None:
         """Make a broker known; topics get queues on it by `update_topic`. The same again changes nothing.

@@ -96,12 +96,12 @@ class ConsumerLife(ABC):
             atexit.unregister(self._at_exit)
 
 
-def _closer(consumer: weakref.ref[ConsumerLife]) -> Callable[[], None]:
+def _closer(reference: weakref.ref[ConsumerLife]) -> Callable[[], None]:
     def close() -> None:
-        found = consumer()
-        if found is not None:
+        consumer = reference()
+        if consumer is not None:
             try:
-                found.close()
+                consumer.close()
             except RmqError as error:
                 _log.warning("a consumer could not be closed in order when the interpreter ended: %s", error)
 

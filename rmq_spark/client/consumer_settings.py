@@ -29,7 +29,7 @@ class ConsumerSettings:
     expiry_ms: int = members.EXPIRY_MS
     """After how long without a heartbeat the others take its queues."""
     rebalance_ms: int = 20_000
-    """How often queues are shared anew without a change of members or topics."""
+    """How often queues are shared again without a change of members or topics."""
     lease_ms: int = queue_lease.LEASE_MS
     """How long nobody else may consume a queue after the lease was renewed."""
     renew_ms: int = queue_lease.RENEW_MS

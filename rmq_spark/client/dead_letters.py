@@ -74,7 +74,7 @@ class DeadLetterBox:
         for broker in self._store.brokers():
             topics = self._store.log(broker).look(lambda view: view.state.queues.topics())
             groups.update(group for topic in topics if (group := _owner(topic)) is not None)
-        return [found for group in sorted(groups) if (found := self.of(group)).messages]
+        return [letters for group in sorted(groups) if (letters := self.of(group)).messages]
 
     def of(self, group: str) -> DeadLetters:
         """How many dead letters a group has; none is no error."""
@@ -97,12 +97,12 @@ class DeadLetterBox:
             NotFoundError: the group has none.
         """
         topic = system_topics.dlq_topic(names.check_group(group))
-        found: list[StoredMessage] = []
+        messages: list[StoredMessage] = []
         for one in self._known(group, topic):
             start = max(one.first, one.end - limit)
             read = read_queue(self._store.log(one.broker), topic, retry.DLQ_QUEUE, start, rows_max=one.end - start)
-            found += stored_messages(plain_rows(read.messages))
-        return sorted(found, key=lambda message: message.store_ms)[-limit:] if limit else []
+            messages += stored_messages(plain_rows(read.messages))
+        return sorted(messages, key=lambda message: message.store_ms)[-limit:] if limit else []
 
     def replay(
         self,
@@ -197,7 +197,7 @@ class DeadLetterBox:
         return retry.replay_row(message, name, place[1])
 
     def _queues(self, topic: str) -> list[_Queue]:
-        found = []
+        queues = []
         for broker in self._store.brokers():
             first, end, replayed = self._store.log(broker, ConsumerOffsets).look(
                 lambda view: (
@@ -206,8 +206,8 @@ class DeadLetterBox:
                 )
             )
             if first < end:
-                found.append(_Queue(broker, first, end, replayed))
-        return found
+                queues.append(_Queue(broker, first, end, replayed))
+        return queues
 
     def _known(self, group: str, topic: str) -> list[_Queue]:
         queues = self._queues(topic)

@@ -176,8 +176,8 @@ class GroupQueues:
 
         def look(view: LogView) -> tuple[dict[str, dict[str, int]], list[str], int]:
             configs = view.state.fold(TopicConfigs).configs
-            found = [configs[topic] for topic in wanted if topic in configs]
-            queues = {config["topic"]: dict(config["queues"]) for config in found if may_read(config)}
+            subscribed = [configs[topic] for topic in wanted if topic in configs]
+            queues = {config["topic"]: dict(config["queues"]) for config in subscribed if may_read(config)}
             if not settings_of(view.state.fold(GroupConfigs).configs.get(self._group, {})).consume_enabled:
                 queues = {}
             live = view.state.fold(GroupMembers).live(self._group, max(now, view.state.store_ms))
@@ -201,17 +201,17 @@ class GroupQueues:
     def _brokers_with_retries(self, known: Collection[str]) -> set[str]:
         """Brokers other than `known` that have messages of the retry topic: of topics that were subscribed before."""
         topic = system_topics.retry_topic(self._group)
-        found: set[str] = set()
+        brokers: set[str] = set()
         for broker in set(self._store.brokers()) - set(known):
             try:
                 if self.log(broker).look(lambda view: bool(list(view.state.queues.of_topic(topic)))):
-                    found.add(broker)
+                    brokers.add(broker)
             except ClosedError:
                 raise
             except RmqError as error:
                 told = "retries on a broker without subscribed topics cannot be looked for (group=%r, broker=%r): %s"
                 _log.warning(told, self._group, broker, error)
-        return found
+        return brokers
 
     # ------------------------------------------------------------ leases
 
@@ -228,10 +228,10 @@ class GroupQueues:
             # was given back.
             log.refresh()
             got = decide(log, queue_lease.take(self._group, self._member, mine, self._settings.lease_ms))
-            found = {MessageQueue(topic, broker, queue): taken for (topic, queue), taken in got.items()}
-            offsets = self.start_offsets({queue: taken.offset for queue, taken in found.items()})
-            new = {queue: taken for queue, taken in found.items() if taken.offset is None}
-            for queue, taken in found.items():
+            leases = {MessageQueue(topic, broker, queue): taken for (topic, queue), taken in got.items()}
+            offsets = self.start_offsets({queue: taken.offset for queue, taken in leases.items()})
+            new = {queue: taken for queue, taken in leases.items() if taken.offset is None}
+            for queue, taken in leases.items():
                 started[queue] = Start(taken.epoch, offsets[queue])
             if new:
                 # Else a group that starts at the end would lose what comes before its first commit, if it crashes.
@@ -314,10 +314,10 @@ class GroupQueues:
 
     def committed(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, int | None]:
         """What the group has committed of queues; None: nothing."""
-        found: dict[MessageQueue, int | None] = {}
+        offsets: dict[MessageQueue, int | None] = {}
         for broker in {queue.broker for queue in queues}:
-            found.update(self._committed_on(broker, [queue for queue in queues if queue.broker == broker]))
-        return found
+            offsets.update(self._committed_on(broker, [queue for queue in queues if queue.broker == broker]))
+        return offsets
 
     def _committed_on(self, broker: str, queues: Collection[MessageQueue]) -> dict[MessageQueue, int | None]:
         def ask(view: LogView) -> dict[MessageQueue, int | None]:
@@ -398,10 +398,10 @@ def warn_lost(group: str, queue: MessageQueue) -> None:
 
 def by_broker(values: Mapping[MessageQueue, Value]) -> dict[str, dict[Queue, Value]]:
     """The values by topic and queue id, parted by broker."""
-    found: dict[str, dict[Queue, Value]] = {}
+    grouped: dict[str, dict[Queue, Value]] = {}
     for queue in sorted(values):
-        found.setdefault(queue.broker, {})[queue.topic, queue.queue_id] = values[queue]
-    return found
+        grouped.setdefault(queue.broker, {})[queue.topic, queue.queue_id] = values[queue]
+    return grouped
 
 
 def _on(broker: str, queues: frozenset[Queue]) -> set[MessageQueue]:

@@ -193,10 +193,10 @@ class LitePullConsumer(ConsumerLife):
                 cursor.paused = paused
 
     def _cursor(self, queue: QueueArgument) -> Cursor:
-        found = self._queues.cursors.get(_message_queue(queue))
-        if found is None:
+        cursor = self._queues.cursors.get(_message_queue(queue))
+        if cursor is None:
             raise InvalidRequestError("the queue is not this consumer's", queue=tuple(queue), group=self._group)
-        return found
+        return cursor
 
     # ------------------------------------------------------------ polling
 
@@ -208,12 +208,12 @@ class LitePullConsumer(ConsumerLife):
             ClosedError: the consumer was closed, or made before a fork.
             RmqError: the log could not be read or written; poll again.
         """
-        found: list[ReceivedMessage] = []
+        messages: list[ReceivedMessage] = []
         numbers.check_whole("max_messages", max_messages, 1)
         for queue, rows in self._poll(timeout, max_messages):
-            found += received_messages(rows, queue.topic)
-        polled(self._observers(), self._clock, self._group, found)
-        return found
+            messages += received_messages(rows, queue.topic)
+        polled(self._observers(), self._clock, self._group, messages)
+        return messages
 
     def poll_table(self, timeout: timedelta | float = 5.0, *, max_rows: int = POLL_ROWS) -> pa.Table:
         """As `poll`, but as a table with the columns of `Store.read`, in order per queue; bodies are decompressed.
@@ -313,8 +313,8 @@ def _message_queue(queue: QueueArgument) -> MessageQueue:
 
 
 def _message_queues(queues: Iterable[QueueArgument]) -> list[MessageQueue]:
-    given: object = queues
-    if isinstance(given, str | MessageQueue) or not isinstance(given, Iterable):
+    argument: object = queues
+    if isinstance(argument, str | MessageQueue) or not isinstance(argument, Iterable):
         raise InvalidRequestError("give a list of queues, each as (topic, broker, queue id)", queues=queues)
     return [_message_queue(queue) for queue in queues]
 

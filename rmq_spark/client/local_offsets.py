@@ -37,7 +37,7 @@ class LocalOffsets:
             raise self._unavailable("read", error) from error
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptDataError(
-                "the file with a broadcasting consumer's offsets is damaged; delete it to start anew", file=self.path
+                "the file with a broadcasting consumer's offsets is damaged; delete it to start over", file=self.path
             ) from error
 
     def store(self, offsets: Mapping[MessageQueue, int]) -> None:

@@ -28,7 +28,7 @@ from rmq_spark.rules.topics import GroupConfigs
 HEARTBEAT_EXPIRY_MS: Final = 120_000
 """A consumer that was not heard of for so long is taken for gone, as RocketMQ's brokers do."""
 FORCED_TRIES: Final = 20
-"""How often a forced reset compares anew when consumers commit at the same time."""
+"""How often a forced reset compares again when consumers commit at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +160,11 @@ class GroupOffsets:
         keys = sorted({*self._queues_of(topics), *self._retry_queues(group)})
         now = self._store.clock.now_ms()
         backlogs = self._times.backlogs({key: committed.get(key, 0) for key in keys})
-        found = []
+        lags = []
         for (topic, broker, queue), backlog in backlogs.items():
             offset = committed.get((topic, broker, queue))
             last = parts[broker].last if broker in parts else None
-            found.append(
+            lags.append(
                 QueueLag(
                     topic=topic,
                     broker=broker,
@@ -178,7 +178,7 @@ class GroupOffsets:
                     updated_ms=last.at_ms if last else None,
                 )
             )
-        return found
+        return lags
 
     # ------------------------------------------------------------ committing
 
@@ -219,7 +219,7 @@ class GroupOffsets:
         With `dry_run` nothing is written, and nothing is refused because of activity.
 
         Consumers that are at work would commit over it, so while the group is active it is refused unless `force`. A
-        commit that comes in between refuses it, too, and with `force` makes it compare anew.
+        commit that comes in between refuses it, too, and with `force` makes it compare again.
 
         Raises:
             InvalidRequestError: an illegal name, target or offset.
@@ -327,11 +327,13 @@ class GroupOffsets:
     def _check_queues(self, offsets: Mapping[QueueKey, int]) -> None:
         topics = {topic.name: topic for topic in self._store.topics()}
         for (topic, broker, queue), offset in offsets.items():
-            found = topics.get(topic)
-            if found is None:
+            existing = topics.get(topic)
+            if existing is None:
                 raise NotFoundError("no such topic", topic=topic)
-            if not 0 <= queue < found.queues.get(broker, 0):
-                raise NotFoundError("no such queue", topic=topic, broker=broker, queue=queue, queues=dict(found.queues))
+            if not 0 <= queue < existing.queues.get(broker, 0):
+                raise NotFoundError(
+                    "no such queue", topic=topic, broker=broker, queue=queue, queues=dict(existing.queues)
+                )
             if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= MAX_OFFSET:
                 raise InvalidRequestError(
                     "an offset is a number from 0 on and below 2^63", topic=topic, queue=queue, offset=offset
@@ -437,7 +439,7 @@ class GroupOffsets:
     def _carry_out(
         self, group: str, broker: str, plans: _Plans, force: bool, again: Callable[[], _Plans]
     ) -> list[OffsetChange]:
-        """Land a broker's plan and return it; by force, a plan that was overtaken is made anew."""
+        """Land a broker's plan and return it; by force, a plan that was overtaken is recomputed."""
         plan = plans[broker]
         for left in reversed(range(FORCED_TRIES if force else 1)):
             try:

@@ -90,8 +90,8 @@ class PopReceiver:
             end = self._store.nameserver.look(lambda view: view.state.offset)
             subscribed = sorted(self._subscriptions)
             settings = group_settings(self._store, self._group)
-            found = [topic for name in subscribed if (topic := self._store.find_topic(name)) is not None]
-            topics = [topic for topic in found if topic.is_readable and settings.consume_enabled]
+            existing = [topic for name in subscribed if (topic := self._store.find_topic(name)) is not None]
+            topics = [topic for topic in existing if topic.is_readable and settings.consume_enabled]
             routes = Routes(now, tuple(topics), settings, end)
             self._routes = routes
         return routes
@@ -144,13 +144,13 @@ class PopReceiver:
 
     def _sources(self, routes: Routes, broker: str, turn: int) -> list[Source]:
         """The queues to look at on a broker, in this turn's order."""
-        found = QueueSources()
+        sources = QueueSources()
         for topic in rotated(routes.topics, turn):
             subscribed = self._subscriptions.get(topic.name)
             if subscribed is not None and topic.queues.get(broker, 0):
                 queues = queues_in_turn(topic, broker, turn // len(routes.topics))
-                found.add(self._group, topic.name, queues, subscribed)
-        return found.in_turn(self._clock)
+                sources.add(self._group, topic.name, queues, subscribed)
+        return sources.in_turn(self._clock)
 
     # ------------------------------------------------------------ settling
 

@@ -476,10 +476,10 @@ def _log_failure(future: Future[SendResult]) -> None:
         _log.warning("a message that was sent one way is lost: %s", error)
 
 
-def _closer(producer: weakref.ref[Producer]) -> Callable[[], None]:
+def _closer(reference: weakref.ref[Producer]) -> Callable[[], None]:
     def close() -> None:
-        found = producer()
-        if found is not None:
-            found.close()
+        producer = reference()
+        if producer is not None:
+            producer.close()
 
     return close

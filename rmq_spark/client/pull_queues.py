@@ -146,8 +146,8 @@ class PullQueues:
     def _by_priority(self, queues: list[MessageQueue]) -> list[MessageQueue]:
         """The queues with those of topics with priorities first, high ones before low ones."""
         for topic in {queue.topic for queue in queues} - self._has_priorities.keys():
-            found = self._store.find_topic(topic)
-            self._has_priorities[topic] = found is not None and found.has_priorities
+            existing = self._store.find_topic(topic)
+            self._has_priorities[topic] = existing is not None and existing.has_priorities
         if not any(self._has_priorities.values()):
             return queues
         return sorted(queues, key=lambda queue: -1 - queue.queue_id if self._has_priorities[queue.topic] else 0)
@@ -289,8 +289,8 @@ class PullQueues:
 
     def _take_left_behind(self) -> list[MessageQueue]:
         """Queues that were polled since the last commit and went to others; each is told once."""
-        found, self._left_behind = sorted(self._left_behind), set()
-        return found
+        queues, self._left_behind = sorted(self._left_behind), set()
+        return queues
 
     def land(self, producer: Producer, messages: list[Message]) -> list[SendResult]:
         """Send messages with the offsets of what was polled, in one decision."""

@@ -395,8 +395,8 @@ class PushConsumer(ConsumerLife):
             loop = self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run_loop, args=(loop,), name=f"rmq-push-loop-{self._group}", daemon=True).start()
 
-            def call(given: Any) -> object:
-                return asyncio.run_coroutine_threadsafe(handle(given), loop).result()  # type: ignore[arg-type]
+            def call(argument: Any) -> object:
+                return asyncio.run_coroutine_threadsafe(handle(argument), loop).result()  # type: ignore[arg-type]
 
         def listen(messages: Sequence[ReceivedMessage]) -> ConsumeOutcome:
             try:

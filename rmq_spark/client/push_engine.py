@@ -164,7 +164,7 @@ class PushEngine(ListenerEngine[ProcessQueue]):
             return list(self._held.values())
 
     def _rebalance(self) -> int:
-        """Share the queues anew; returns after how many milliseconds to do it again."""
+        """Share the queues again; returns after how many milliseconds the next time is due."""
         share = self._groups.share(self._subscriptions, alone=self._local is not None)
         self.nameserver_end = share.end
         if self._stopping:

@@ -135,9 +135,9 @@ def _columns(columns: Sequence[str] | None) -> tuple[str, ...]:
 
 def _brokers(store: Store, topic: str) -> list[str]:
     """The brokers that may hold messages of the topic."""
-    found = store.find_topic(topic)
-    if found is not None:
-        return sorted(found.queues)
+    configured = store.find_topic(topic)
+    if configured is not None:
+        return sorted(configured.queues)
     # The engine's own topics are configured nowhere; they exist where they have messages.
     holding = [broker for broker in store.brokers() if _queues_there(store, broker, topic)]
     if not holding and not system_topics.is_made_by_engine(topic):

@@ -61,7 +61,7 @@ def checked_hooks(hooks: Iterable[SendHook]) -> tuple[SendHook, ...]:
         InvalidRequestError: they are no list, or one lacks `before` or `after`.
     """
     if isinstance(hooks, Iterable):
-        found = tuple(hooks)
-        if all(callable(getattr(hook, name, None)) for hook in found for name in ("before", "after")):
-            return found
+        collected = tuple(hooks)
+        if all(callable(getattr(hook, name, None)) for hook in collected for name in ("before", "after")):
+            return collected
     raise InvalidRequestError("hooks takes a list of objects with before and after", value=hooks)

@@ -159,7 +159,7 @@ class SimpleConsumer(ConsumerLife):
         """Acknowledge one message or several, which is one commit a broker: they are not delivered again.
 
         Doing it again within its time changes nothing. A message whose time is over can be acknowledged until it was
-        given back; after that nobody can tell it from one that was acknowledged before.
+        given back; after that it cannot be distinguished from one that was acknowledged before.
 
         Raises:
             InvalidRequestError: a message was not received by a SimpleConsumer; nothing was acknowledged.

@@ -317,10 +317,10 @@ class Store:
         Raises:
             NotFoundError: there is none of that name.
         """
-        found = self.find_topic(name)
-        if found is None:
+        topic = self.find_topic(name)
+        if topic is None:
             raise NotFoundError("no such topic", topic=name, **nearest(name, [each.name for each in self.topics()]))
-        return found
+        return topic
 
     def topics(self) -> list[Topic]:
         """All topics, by name."""
@@ -397,7 +397,7 @@ class Store:
     # ------------------------------------------------------------ life
 
     def is_still_there(self) -> bool:
-        """Whether the store that was opened is the one at its URI now; one made anew in its place is another."""
+        """Whether the store that was opened is the one at its URI now; one recreated in its place is another."""
         try:
             return read_store_file(self.storage) == self.info
         except NotFoundError:

@@ -44,12 +44,12 @@ def read_store_file(storage: Storage) -> dict[str, Any]:
         raise CorruptDataError("store.json is damaged", uri=storage.uri) from error
     if version != FORMAT:
         raise UnsupportedVersionError("store has another format; upgrade rmq-spark", format=version, known=FORMAT)
-    found = info.pop(_CHECK, None)
-    if info.keys() != _WITHOUT_CHECK if found is None else found != check_sum(info):
+    stored_sum = info.pop(_CHECK, None)
+    if info.keys() != _WITHOUT_CHECK if stored_sum is None else stored_sum != check_sum(info):
         raise CorruptDataError(
             "store.json is damaged: it does not fit its check-sum. Restore it from a backup",
             uri=storage.uri,
-            found=found,
+            found=stored_sum,
         )
     return info
 

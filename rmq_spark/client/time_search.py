@@ -48,18 +48,18 @@ class QueueTimes:
             NotFoundError: there is no such topic.
             CorruptDataError: a file is damaged or missing.
         """
-        found = self._store.topic(topic)
-        return self.search_queues([(topic, *place) for place in found.message_queues()], ms, boundary)
+        existing = self._store.topic(topic)
+        return self.search_queues([(topic, *place) for place in existing.message_queues()], ms, boundary)
 
     def search_queues(
         self, queues: Iterable[QueueKey], ms: int, boundary: Boundary = Boundary.LOWER
     ) -> dict[QueueKey, int]:
         """As `search`, for the queues named."""
-        found: dict[QueueKey, int] = {}
+        offsets: dict[QueueKey, int] = {}
         for broker, mine in by_broker(dict.fromkeys(queues, 0)).items():
             for (topic, queue), offset in self._on(broker).search(mine, ms, boundary).items():
-                found[topic, broker, queue] = offset
-        return found
+                offsets[topic, broker, queue] = offset
+        return offsets
 
     def spans(self, topic: str) -> list[QueueSpan]:
         """Which offsets and which time span each queue of a topic still holds, in routing order.
@@ -68,11 +68,11 @@ class QueueTimes:
             NotFoundError: there is no such topic.
             CorruptDataError: a file is damaged or missing.
         """
-        found: dict[QueueKey, Span] = {}
+        spans: dict[QueueKey, Span] = {}
         keys = [(topic, *place) for place in self._store.topic(topic).message_queues()]
         for broker, mine in by_broker(dict.fromkeys(keys, 0)).items():
             for (_, queue), span in self._on(broker).spans(mine).items():
-                found[topic, broker, queue] = span
+                spans[topic, broker, queue] = span
         return [
             QueueSpan(
                 topic=topic,
@@ -83,20 +83,20 @@ class QueueTimes:
                 first_ms=span.first_ms,
                 last_ms=span.last_ms,
             )
-            for (_, broker, queue), span in found.items()
+            for (_, broker, queue), span in spans.items()
         ]
 
     def backlogs(self, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, Backlog]:
-        """What each queue holds from the given offset on, or from the first that it still holds; in the order given.
+        """What each queue holds from its offset on, or from the first that it still holds; in the order of `offsets`.
 
         Raises:
             CorruptDataError: a file is damaged or missing.
         """
-        found: dict[QueueKey, Backlog] = {}
+        backlogs: dict[QueueKey, Backlog] = {}
         for broker, mine in by_broker(offsets).items():
             for (topic, queue), backlog in self._on(broker).backlogs(mine).items():
-                found[topic, broker, queue] = backlog
-        return {key: found[key] for key in offsets}
+                backlogs[topic, broker, queue] = backlog
+        return {key: backlogs[key] for key in offsets}
 
     def _on(self, broker: str) -> TimeSearch:
         with self._lock:
@@ -108,7 +108,7 @@ class QueueTimes:
 
 def by_broker(offsets: Mapping[QueueKey, int]) -> dict[str, dict[Queue, int]]:
     """The same offsets, parted by broker."""
-    found: dict[str, dict[Queue, int]] = {}
+    grouped: dict[str, dict[Queue, int]] = {}
     for (topic, broker, queue), offset in offsets.items():
-        found.setdefault(broker, {})[topic, queue] = offset
-    return found
+        grouped.setdefault(broker, {})[topic, queue] = offset
+    return grouped

@@ -246,10 +246,10 @@ def _message_type(message: Message, is_transaction: bool) -> int:
     return 5 if message.priority is not None else 0
 
 
-def _closer(writer: weakref.ref[TraceWriter]) -> Callable[[], None]:
+def _closer(reference: weakref.ref[TraceWriter]) -> Callable[[], None]:
     def close() -> None:
-        found = writer()
-        if found is not None:
-            found.close()
+        writer = reference()
+        if writer is not None:
+            writer.close()
 
     return close

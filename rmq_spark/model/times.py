@@ -53,8 +53,8 @@ def parse_duration(text: str, option: str) -> int:
     Raises:
         InvalidRequestError: neither; it names `option`.
     """
-    if found := _AGO.fullmatch(text):
-        return int(found[1]) * _UNITS_MS[found[2]]
+    if match := _AGO.fullmatch(text):
+        return int(match[1]) * _UNITS_MS[match[2]]
     if not _SECONDS.fullmatch(text):
         raise InvalidRequestError(f"{option} takes seconds, or a number with ms, s, m, h, d or w: 5m", value=text)
     return math.ceil(round(float(text) * 1000, 6))

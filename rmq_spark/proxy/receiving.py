@@ -245,10 +245,10 @@ class Receiving:
                 return []
 
     def _sources(self, ask: Ask) -> list[Source]:
-        found = QueueSources()
+        sources = QueueSources()
         queues = queues_in_turn(ask.topic, ask.broker, next(self._turns)) if ask.queue is None else [ask.queue]
-        found.add(ask.group, ask.topic.name, queues, ask.wanted)
-        return found.in_turn(self._store.clock)
+        sources.add(ask.group, ask.topic.name, queues, ask.wanted)
+        return sources.in_turn(self._store.clock)
 
     async def _try(self, ask: Ask, reader: PopBroker, sources: Sequence[Source]) -> Taken:
         running = self._workers.run(

@@ -62,24 +62,24 @@ class Sending:
             raise RefusedError(Code.BAD_REQUEST, "the request holds no message")
         now_ms = self._store.clock.now_ms()
         address = source_ip(call.peer)
-        given = [incoming(each, self._settings, now_ms, address) for each in request.messages]
-        first = given[0]
+        messages = [incoming(each, self._settings, now_ms, address) for each in request.messages]
+        first = messages[0]
         topic = first.message.topic
         call.allow_topic(Right.PUB, topic)
         known = self._directory.known_topic(topic) or await self._directory.topic(topic)
-        for each in given:
+        for each in messages:
             checked(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, check_type, topic, known.message_type, each.type)
-        size = sum(len(each.message.body) for each in given)
+        size = sum(len(each.message.body) for each in messages)
         if self._waiting_bytes + size > self._settings.waiting_bytes_max:
             raise RefusedError(Code.TOO_MANY_REQUESTS, "too many messages wait for their commit; try again later")
         self._waiting_bytes += size
         try:
-            results = await self._send(given)
+            results = await self._send(messages)
         except NotFoundError as error:
             raise RefusedError(Code.TOPIC_NOT_FOUND, str(error)) from error
         finally:
             self._waiting_bytes -= size
-        self._metrics.note_sent(topic, first.type, len(given), size)
+        self._metrics.note_sent(topic, first.type, len(messages), size)
         response = wire.SendMessageResponse(status=OK)
         for result in results:
             response.entries.add(
@@ -91,14 +91,14 @@ class Sending:
             )
         return response
 
-    async def _send(self, given: Sequence[Incoming]) -> list[SendResult]:
-        if len(given) > 1:
-            if any(each.type is MessageType.TRANSACTION for each in given):
+    async def _send(self, messages: Sequence[Incoming]) -> list[SendResult]:
+        if len(messages) > 1:
+            if any(each.type is MessageType.TRANSACTION for each in messages):
                 raise RefusedError(Code.BAD_REQUEST, "a transaction's message is sent alone, not in a batch")
-            checked(Code.BAD_REQUEST, check_batch, [each.message for each in given])
-        elif given[0].type is MessageType.TRANSACTION:
-            return [await self._workers.run(self._send_half, given[0])]
-        return await self._batches.put(_Request(tuple(each.message for each in given)))
+            checked(Code.BAD_REQUEST, check_batch, [each.message for each in messages])
+        elif messages[0].type is MessageType.TRANSACTION:
+            return [await self._workers.run(self._send_half, messages[0])]
+        return await self._batches.put(_Request(tuple(each.message for each in messages)))
 
     async def recall_message(self, call: Call, request: Any, context: Any) -> Any:
         """Keep a delayed message from being delivered."""
@@ -146,11 +146,11 @@ class Sending:
         queue = prepared.queues[0]  # RocketMQ's batches go to one queue
         return self._producer.prepare([replace(each, queue_id=queue) for each in messages], prepared.broker)
 
-    def _send_half(self, given: Incoming) -> SendResult:
+    def _send_half(self, half: Incoming) -> SendResult:
         # Clients of the protocol have no producer group: whoever publishes to the topic is asked.
-        immunity_ms = IMMUNITY_MS if given.immunity_ms is None else given.immunity_ms
-        transaction = Transaction(self._store, given.message.topic, self._store.clock.token(), immunity_ms)
-        return self._producer.send(given.message, transaction=transaction)
+        immunity_ms = IMMUNITY_MS if half.immunity_ms is None else half.immunity_ms
+        transaction = Transaction(self._store, half.message.topic, self._store.clock.token(), immunity_ms)
+        return self._producer.send(half.message, transaction=transaction)
 
 
 def _merged(parts: Sequence[Prepared]) -> Prepared:

@@ -330,7 +330,7 @@ def _options(settings: ProxySettings) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", 2 * settings.calls_per_client_max),
         ("grpc.max_connection_idle_ms", settings.connection_idle_seconds * 1000),
         ("grpc.server_handshake_timeout_ms", settings.handshake_seconds * 1000),
-        # A client that vanished without a word is noticed by its silence.
+        # A client that vanished without closing its connection is noticed by its silence.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),

@@ -87,7 +87,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     Raises:
         InvalidRequestError: it is none.
     """
-    host, found, port = text.rpartition(":")
-    if not found or not host or not port.isdecimal() or int(port) > 65_535:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
         raise InvalidRequestError("an address is HOST:PORT", address=text)
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -61,8 +61,8 @@ class TransactionEnds:
         outcome = _OUTCOMES.get(request.resolution)
         if outcome is None:
             raise RefusedError(Code.BAD_REQUEST, "a transaction is committed or rolled back", told=request.resolution)
-        broker, found, tx_id = request.transaction_id.partition(_MARK)
-        if not found or not await self._directory.has_broker(broker):
+        broker, mark, tx_id = request.transaction_id.partition(_MARK)
+        if not mark or not await self._directory.has_broker(broker):
             raise RefusedError(Code.INVALID_TRANSACTION_ID, "not a transaction id of this store")
         try:
             await self._workers.run(self._end, broker, tx_id, topic, outcome)

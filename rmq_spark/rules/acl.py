@@ -340,10 +340,10 @@ def check_networks(texts: Iterable[str]) -> tuple[str, ...]:
     Raises:
         InvalidRequestError: one cannot.
     """
-    given = tuple(texts)
-    for text in given:
+    networks = tuple(texts)
+    for text in networks:
         try:
             ipaddress.ip_network(text, strict=False)
         except ValueError as error:
             raise InvalidRequestError("not an IP address or network", source_ip=text) from error
-    return given
+    return networks

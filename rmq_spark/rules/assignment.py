@@ -86,8 +86,8 @@ def by_consistent_hash(virtual_nodes: int = VIRTUAL_NODES) -> Strategy:
         places = sorted(ring)
 
         def owner(queue: MessageQueue) -> str:
-            found = bisect.bisect_left(places, ring_hash(_queue_text(queue)))
-            return ring[places[found % len(places)]]
+            index = bisect.bisect_left(places, ring_hash(_queue_text(queue)))
+            return ring[places[index % len(places)]]
 
         return [queue for queue in queues if owner(queue) == me]
 

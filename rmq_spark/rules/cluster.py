@@ -74,8 +74,8 @@ class ClusterConfig(Fold):
     @property
     def own_delay_levels(self) -> tuple[int, ...] | None:
         """The delay levels that the store was given; None if it was not."""
-        found = self.values.get(_DELAY_LEVELS)
-        return None if found is None else tuple(found)
+        levels = self.values.get(_DELAY_LEVELS)
+        return None if levels is None else tuple(levels)
 
     def read_only(self) -> frozenset[str]:
         """Brokers that producers leave alone."""

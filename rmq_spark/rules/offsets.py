@@ -177,14 +177,14 @@ def commit(
     def rule(state: LogState) -> Decision[None]:
         known = state.fold(ConsumerOffsets)
         for (topic, queue), before in (expected or {}).items():
-            if (found := known.of(group, topic).get(queue)) != before:
+            if (committed := known.of(group, topic).get(queue)) != before:
                 raise PreconditionFailedError(
                     "another consumer of the group has committed this queue; nothing was written",
                     group=group,
                     topic=topic,
                     queue=queue,
                     expected=before,
-                    committed=found,
+                    committed=committed,
                 )
         changed = {at: offset for at, offset in offsets.items() if known.of(group, at[0]).get(at[1]) != offset}
         records = offset_records(group, changed, {"member": member})

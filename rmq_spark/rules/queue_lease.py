@@ -106,7 +106,7 @@ class QueueLeases(Fold):
 def take(group: str, holder: str, queues: Collection[Queue], lease_ms: int = LEASE_MS) -> Rule[dict[Queue, Taken]]:
     """Take leases; the answer has those that were got, each with what the group has committed. Others are left out.
 
-    A queue is free when nobody has its lease, or when its time is over. The holder itself gets it anew.
+    A queue is free when nobody has its lease, or when its time is over. The holder itself gets it again.
     """
 
     def rule(state: LogState) -> Decision[dict[Queue, Taken]]:

@@ -152,7 +152,7 @@ def _give_up_old(log: CommitLog, checks: BrokerChecks, start: int) -> None:
         )
         return {tx_id: each for tx_id, each in open_.items() if each.began_ms <= limit}
 
-    while found := log.look(old):
-        for tx_id, transaction in found.items():
+    while transactions := log.look(old):
+        for tx_id, transaction in transactions.items():
             with suppress(PreconditionFailedError, OutcomeUnknownError):  # the next look tells what has become of it
                 checks.give_up(tx_id, transaction)

@@ -156,8 +156,8 @@ def _read(log: CommitLog, topic: str, queue: int, offsets: Sequence[int]) -> dic
             except DataExpiredError as error:
                 at = int(str(error.context["first"]))
                 continue
-            found = stored_messages(read.messages)
-            messages.update((each.queue_offset, each) for each in found if each.queue_offset in wanted)
+            stored = stored_messages(read.messages)
+            messages.update((each.queue_offset, each) for each in stored if each.queue_offset in wanted)
             at = high
     return messages
 

@@ -186,7 +186,7 @@ class BrokerTimers:
             self._read(due, commit, now_ms, levels)
 
     def _read(self, due: I64, commit: I64, now_ms: int, levels: Levels) -> pa.RecordBatch:
-        """The given messages. Those that are due next are read along with them, for later steps.
+        """The messages with these due times and commit offsets; those due next are read along, for later steps.
 
         Messages that are due at the same time may lie anywhere in the log: a file is read once for many of them.
         """
@@ -224,7 +224,7 @@ class BrokerTimers:
             )
         self._rebuilt = True
         self.index.forget()
-        raise UnavailableError("the timer index does not fit the log; it is made anew from the log")
+        raise UnavailableError("the timer index does not fit the log; it is rebuilt from the log")
 
 
 class TimerService:

@@ -64,7 +64,8 @@ class BrokerChecks:
             if each.next_check_ms <= now and mine:
                 due.setdefault(f"group {each.group}", {})[tx_id] = each
         self.parts.each(
-            f"{BROKERS} {self._log.broker}", {group: partial(self._check, found) for group, found in due.items()}
+            f"{BROKERS} {self._log.broker}",
+            {group: partial(self._check, transactions) for group, transactions in due.items()},
         )
         if due:
             _, _, open_ = self._log.look(self._look)

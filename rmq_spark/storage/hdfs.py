@@ -35,7 +35,7 @@ from rmq_spark.errors import (
 )
 from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, too_short
 from rmq_spark.storage.parallel import ParallelStorage
-from rmq_spark.storage.readback import Found, exists_error, join, look
+from rmq_spark.storage.readback import Occupant, exists_error, join, look
 
 TEMP_PREFIX: Final = ".rmq-tmp-"
 """How the name of an unfinished file starts; such names never show in listings."""
@@ -84,9 +84,9 @@ class HdfsStorage(ParallelStorage):
         parts = urlsplit(uri)
         if parts.query or parts.fragment:
             raise InvalidRequestError("an hdfs:// URI takes no query; pass options instead", uri=uri)
-        given = dict(options or {})
-        named = {key: given.pop(key) for key in _CLIENT_OPTIONS & given.keys()}
-        unknown = sorted(key for key in given if "." not in key)
+        configuration = dict(options or {})
+        named = {key: configuration.pop(key) for key in _CLIENT_OPTIONS & configuration.keys()}
+        unknown = sorted(key for key in configuration if "." not in key)
         if unknown:
             raise InvalidRequestError(f"unknown HDFS options: {', '.join(unknown)}")
         self._uri = uri.rstrip("/")
@@ -96,7 +96,7 @@ class HdfsStorage(ParallelStorage):
         self._write_options: Any = hdfs_native.WriteOptions(create_parent=True, overwrite=False)
         url = f"hdfs://{parts.netloc}" if parts.netloc else None
         try:
-            self._client: Any = hdfs_native.Client(url, given or None, **named)
+            self._client: Any = hdfs_native.Client(url, configuration or None, **named)
         except (OSError, RuntimeError, ValueError) as error:
             raise translate(error, self._uri) from error
 
@@ -267,8 +267,8 @@ class HdfsStorage(ParallelStorage):
         A request may still be on its way after its answer was lost. Deleting the temporary file settles it:
         if the file was there to delete, no rename has happened and none can any more.
         """
-        found = self._look(path, content, error)
-        if found is Found.ABSENT:
+        occupant = self._look(path, content, error)
+        if occupant is Occupant.ABSENT:
             try:
                 if self._client.delete(temp):
                     if isinstance(error, FileExistsError):  # taken when we tried, and deleted since
@@ -276,21 +276,21 @@ class HdfsStorage(ParallelStorage):
                     raise translate(error, path) from error
             except (OSError, RuntimeError) as failed:
                 raise _unknown(path, error) from failed
-            found = self._look(path, content, error)
-            if found is Found.ABSENT:
+            occupant = self._look(path, content, error)
+            if occupant is Occupant.ABSENT:
                 raise _unknown(path, error) from error
         with suppress(OSError, RuntimeError):  # the sweep will find it
             self._client.delete(temp)
-        if found is Found.OTHER:
+        if occupant is Occupant.OTHER:
             raise exists_error(path) from error
 
-    def _look(self, path: str, content: bytes, error: Exception) -> Found:
+    def _look(self, path: str, content: bytes, error: Exception) -> Occupant:
         try:
             if self._client.get_file_info(self._full(path)).isdir:
-                return Found.OTHER
+                return Occupant.OTHER
             return look(self.read, path, content)
         except FileNotFoundError:
-            return Found.ABSENT
+            return Occupant.ABSENT
         except (OSError, RuntimeError, RmqError) as failed:
             raise _unknown(path, error) from failed
 

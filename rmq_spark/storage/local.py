@@ -35,7 +35,7 @@ from rmq_spark.storage.local_reserve import make_reserve, remove_reserve
 from rmq_spark.storage.local_turn import Turn
 from rmq_spark.storage.local_watch import open_watch
 from rmq_spark.storage.local_write import write_all
-from rmq_spark.storage.readback import Found, exists_error, join, look
+from rmq_spark.storage.readback import Occupant, exists_error, join, look
 
 __all__ = ["TEMP_PREFIX", "FileOps", "LocalStorage"]
 
@@ -207,7 +207,7 @@ class LocalStorage(LocalReader):
         if error.errno == errno.EEXIST and os.path.isdir(self._full(path)):
             raise exists_error(path) from error
         try:
-            found = look(self.read, path, join(data))
+            occupant = look(self.read, path, join(data))
         except InvalidRequestError:  # a name the file system cannot have, so nothing can be there
             raise
         except RmqError as unreadable:
@@ -216,10 +216,10 @@ class LocalStorage(LocalReader):
                 path=path,
                 reason=error.strerror,
             ) from unreadable
-        if found is Found.OTHER or (found is Found.ABSENT and error.errno == errno.EEXIST):
+        if occupant is Occupant.OTHER or (occupant is Occupant.ABSENT and error.errno == errno.EEXIST):
             # Taken when we tried, even if it was deleted since: somebody else's, and not a fault of the storage.
             raise exists_error(path) from error
-        if found is Found.ABSENT:
+        if occupant is Occupant.ABSENT:
             raise translate(error, path) from error
 
     def _make_directory(self, directory: str) -> str:

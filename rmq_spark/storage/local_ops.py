@@ -26,8 +26,8 @@ def _find_syncfs() -> Callable[[int], int] | None:
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if release is None or (int(release[1]), int(release[2])) < (5, 8):
         return None
-    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-    return found
+    syncfs: Callable[[int], int] | None = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    return syncfs
 
 
 _SYNCFS: Final = _find_syncfs()

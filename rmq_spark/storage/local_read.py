@@ -77,22 +77,22 @@ def read_pooled(fd: int, start: int, length: int) -> memoryview:
     The pool keeps what it is given back. Large objects of Python's come from the system each time, page by page, which
     takes a scan as long as reading the bytes.
     """
-    found = memoryview(pa.allocate_buffer(length)).cast("B")
+    buffer = memoryview(pa.allocate_buffer(length)).cast("B")
     got = 0
     while got < length:
-        count = os.preadv(fd, [found[got:]], start + got)
+        count = os.preadv(fd, [buffer[got:]], start + got)
         if not count:
             break
         got += count
-    return found[:got]
+    return buffer[:got]
 
 
 def _read_range(fd: int, path: str, start: int, length: int) -> bytes | memoryview:
-    found = read_exactly(fd, start, length) if length < POOLED_BYTES else read_pooled(fd, start, length)
-    size = os.fstat(fd).st_size if len(found) != length or not length else start + length
-    if start + length > size or len(found) != length:
+    content = read_exactly(fd, start, length) if length < POOLED_BYTES else read_pooled(fd, start, length)
+    size = os.fstat(fd).st_size if len(content) != length or not length else start + length
+    if start + length > size or len(content) != length:
         raise too_short(path, start, length, size)
-    return found
+    return content
 
 
 class LocalReader(PlainStorage):

@@ -62,10 +62,10 @@ def open_watch(directory: str) -> LocalWatch | None:
 
 def is_shared(directory: str) -> bool:
     """Whether other machines may write into the directory: a network mount."""
-    found = ctypes.create_string_buffer(_STATFS_BYTES)
-    if _LIBC.statfs(os.fsencode(directory), found) != 0:
+    status = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _LIBC.statfs(os.fsencode(directory), status) != 0:
         return True  # not known: do not rely on notices
-    kind = int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFF_FFFF
+    kind = int.from_bytes(status.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) & 0xFFFF_FFFF
     return kind in _SHARED
 
 
@@ -118,7 +118,7 @@ class LocalWatch:
             if self._closed:
                 return
             self._closed = True
-            if self._waiting:  # who waits closes the descriptors: their numbers must not be used anew under it
+            if self._waiting:  # who waits closes the descriptors: their numbers must not be reused under it
                 os.eventfd_write(self._bell, 1)
             else:
                 self._release()

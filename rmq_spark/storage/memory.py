@@ -150,10 +150,10 @@ class MemoryStorage(PlainStorage):
     def _file(self, path: str) -> tuple[bytes, int]:
         directory, name = _split(path)
         with self._tree.lock:
-            found = self._tree.directories.get(directory, {}).get(name)
-        if found is None:
+            file = self._tree.directories.get(directory, {}).get(name)
+        if file is None:
             raise NotFoundError("there is no such file", path=path, store=self.uri)
-        return found
+        return file
 
 
 def _split(path: str) -> tuple[str, str]:

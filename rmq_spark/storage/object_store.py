@@ -34,7 +34,7 @@ from rmq_spark.errors import (
 )
 from rmq_spark.storage.base import Bytes, ObjectInfo, check_ranges, too_short
 from rmq_spark.storage.parallel import ParallelStorage
-from rmq_spark.storage.readback import Found, exists_error, join, look
+from rmq_spark.storage.readback import Occupant, exists_error, join, look
 
 CREATE_DEADLINE_S: Final = 60.0
 """How long one create goes on while the service neither accepts nor refuses."""
@@ -152,9 +152,9 @@ class ObjectStorage(ParallelStorage):
         failure: Exception | None = None
         if length:
             try:
-                found = bytes(self._library.get_range(self._store, _checked(path), start=start, length=length))
-                if len(found) == length:
-                    return found
+                content = bytes(self._library.get_range(self._store, _checked(path), start=start, length=length))
+                if len(content) == length:
+                    return content
             except FileNotFoundError as error:
                 raise self._read_error(error, path) from error
             except (OSError, self._errors.BaseError) as error:
@@ -277,12 +277,12 @@ class ObjectStorage(ParallelStorage):
 
     def _read_back(self, failure: Exception, path: str, content: bytes) -> Exception | None:
         try:
-            found = look(self.read, path, content)
+            occupant = look(self.read, path, content)
         except RmqError:
             return failure
-        if found is Found.OWN:
+        if occupant is Occupant.OWN:
             return None
-        if found is Found.OTHER:
+        if occupant is Occupant.OTHER:
             raise exists_error(path) from failure
         if any(sign in str(failure) for sign in _FULL_SIGNS):
             raise StorageFullError("the object store has no room; nothing was written", path=path) from failure

@@ -96,17 +96,17 @@ def timers(root: str) -> str:
 
 def file_number(name: str) -> int | None:
     """The number of a commit or mark file, or None for a name that is not exactly one of theirs (a copy, say)."""
-    found = _NUMBERED.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _NUMBERED.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def segment_range(name: str) -> tuple[int, int] | None:
     """First offset and exclusive end of a segment file, or None for a foreign name."""
-    found = _SEGMENT.fullmatch(name)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _SEGMENT.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def snapshot_offset(name: str) -> int | None:
     """The offset of a snapshot file, or None for a foreign name."""
-    found = _SNAPSHOT.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _SNAPSHOT.fullmatch(name)
+    return int(match[1]) if match else None

@@ -13,7 +13,7 @@ from rmq_spark.errors import ExistsError, NotFoundError
 from rmq_spark.storage.base import Bytes
 
 
-class Found(Enum):
+class Occupant(Enum):
     """What stands at a name, from the point of view of one attempt to create it."""
 
     OWN = "own"
@@ -24,7 +24,7 @@ class Found(Enum):
     """Nothing."""
 
 
-def look(read: Callable[[str], bytes], path: str, data: Bytes) -> Found:
+def look(read: Callable[[str], bytes], path: str, data: Bytes) -> Occupant:
     """Read `path` with `read` and compare it with the attempt's bytes.
 
     Raises:
@@ -33,8 +33,8 @@ def look(read: Callable[[str], bytes], path: str, data: Bytes) -> Found:
     try:
         there = read(path)
     except NotFoundError:
-        return Found.ABSENT
-    return Found.OWN if there == data else Found.OTHER
+        return Occupant.ABSENT
+    return Occupant.OWN if there == data else Occupant.OTHER
 
 
 def exists_error(path: str) -> ExistsError:

@@ -136,15 +136,15 @@ def _read_all(log: CommitLog) -> list[LoggedMessage]:
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> list[LoggedMessage]:
-    found: list[LoggedMessage] = []
+    messages: list[LoggedMessage] = []
     for batch in batches:
         names = ("commitOffset", "topic", "queueId", "queueOffset")
         columns = [batch.column(name).to_pylist() for name in names]
         columns.append(batch.column("storeTimestamp").cast(pa.int64()).to_pylist())
         columns += [batch.column(name).to_pylist() for name in ("msgId", "body")]
-        found += [LoggedMessage(*row) for row in zip(*columns, strict=True)]
-    found.sort()
-    return found
+        messages += [LoggedMessage(*row) for row in zip(*columns, strict=True)]
+    messages.sort()
+    return messages
 
 
 def _check_offsets(rows: list[LoggedMessage], view: LogView) -> None:

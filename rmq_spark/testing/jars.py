@@ -128,10 +128,10 @@ def java_command() -> str:
         UnavailableError: there is none.
     """
     home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
-    if found is None:
+    java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if java is None:
         raise UnavailableError("no java found; install Java 17 and set JAVA_HOME or PATH", java_home=home)
-    return found
+    return java
 
 
 def _resolve(jars: JarSet, scratch: Path, target: Path) -> None:
@@ -168,10 +168,10 @@ def _ivy_file(jars: JarSet) -> str:
 
 
 def _check(jars: JarSet, fetched: Path) -> None:
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in fetched.glob("*.jar")}
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in fetched.glob("*.jar")}
     expected = jars.files
-    wrong = {name: found.get(name) for name, digest in expected.items() if found.get(name) != digest}
-    unpinned = set(found) - set(expected)
+    wrong = {name: digests.get(name) for name, digest in expected.items() if digests.get(name) != digest}
+    unpinned = set(digests) - set(expected)
     if wrong or unpinned:
         raise CorruptDataError(
             "fetched jars differ from the pinned ones; nothing was kept",

@@ -27,7 +27,7 @@ class Crash(BaseException):
 
 @dataclass(slots=True)
 class Faults:
-    """How likely each mishap is, per storage call; drawn anew for every seed."""
+    """How likely each mishap is, per storage call; drawn again for every seed."""
 
     fail_before: float = 0.0
     lost_reply: float = 0.0
@@ -106,7 +106,7 @@ class World:
     # -------------------------------------------------------- scheduling
 
     def add(self, name: str, body: Callable[[Process], None]) -> None:
-        """Add a process; it starts when `run` does, and anew after each crash."""
+        """Add a process; it starts when `run` does, and again after each crash."""
         self.processes.append(Process(name, body))
 
     def run(self) -> None:
@@ -174,9 +174,9 @@ class World:
 
     def create(self, path: str, data: bytes) -> None:
         """Put if absent; the own bytes again count as success."""
-        found = self.files.get(path)
-        if found is not None:
-            if found.data == data:
+        file = self.files.get(path)
+        if file is not None:
+            if file.data == data:
                 return
             raise ExistsError("name is taken", path=path)
         if self.before_create is not None:
@@ -188,11 +188,11 @@ class World:
 
     def delete(self, path: str) -> None:
         """Free the name."""
-        found = self.files.pop(path, None)
-        if found is not None:
+        file = self.files.pop(path, None)
+        if file is not None:
             self.event += 1
-            found.deleted = self.event
-            self.gone.setdefault(path, []).append(found)
+            file.deleted = self.event
+            self.gone.setdefault(path, []).append(file)
 
     def listing(self, directory: str, as_of: int | None) -> list[ObjectInfo]:
         """The directory now, or as it was at an earlier event."""
@@ -322,10 +322,10 @@ class SimStorage(PlainStorage):
         return None
 
     def _get(self, path: str) -> _File:
-        found = self._world.files.get(path)
-        if found is None:
+        file = self._world.files.get(path)
+        if file is None:
             raise NotFoundError("no such file", path=path)
-        return found
+        return file
 
     def _reading(self, effect: Callable[[], T]) -> T:
         world = self._world

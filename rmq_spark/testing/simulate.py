@@ -133,11 +133,11 @@ class Simulation:
             world.add(f"follower-{number}", self._follower)
         world.run()
         self._check()
-        found = Counter(world.injected)
-        found["steps"], found["acked batches"] = world.step, self.history.acks
-        found["messages"] = len(self.history.rows)
-        found["decisions"] = self._landed
-        return found
+        counts = Counter(world.injected)
+        counts["steps"], counts["acked batches"] = world.step, self.history.acks
+        counts["messages"] = len(self.history.rows)
+        counts["decisions"] = self._landed
+        return counts
 
     # -------------------------------------------------------- processes
 

@@ -100,15 +100,15 @@ class StorageConformance:
     )
     def test_several_ranges_at_once(self, storage: Storage, ranges: list[tuple[int, int]]) -> None:
         storage.create_if_absent("d/r", [b"0123456789"])
-        found = storage.read_ranges("d/r", ranges)
-        assert [bytes(part) for part in found] == [b"0123456789"[start : start + length] for start, length in ranges]
+        parts = storage.read_ranges("d/r", ranges)
+        assert [bytes(part) for part in parts] == [b"0123456789"[start : start + length] for start, length in ranges]
 
     def test_several_ranges_that_lie_apart(self, storage: Storage) -> None:
         content = bytes(range(256)) * 4_096
         storage.create_if_absent("d/wide", [content])
         ranges = [(start, 300) for start in range(0, len(content) - 300, 150_001)]
-        found = storage.read_ranges("d/wide", ranges)
-        assert [bytes(part) for part in found] == [content[start : start + 300] for start, _ in ranges]
+        parts = storage.read_ranges("d/wide", ranges)
+        assert [bytes(part) for part in parts] == [content[start : start + 300] for start, _ in ranges]
 
     @pytest.mark.parametrize("bad", [(0, 11), (10, 1), (50, 5), (11, 0)])
     def test_one_of_several_ranges_beyond_the_end_is_corrupt(self, storage: Storage, bad: tuple[int, int]) -> None:
@@ -187,9 +187,9 @@ class StorageConformance:
         for path in ("d/one", "d/two", "d/sub/three", "dd/four"):
             storage.create_if_absent(path, [path.encode()])
         with storage.turn("d", 1.0):
-            found = {info.name: info for info in storage.list("d")}
-        assert {name: info.size for name, info in found.items()} == {"one": 5, "two": 5}
-        assert all(abs(info.modified_ms - before_ms) < 60_000 for info in found.values())
+            files = {info.name: info for info in storage.list("d")}
+        assert {name: info.size for name, info in files.items()} == {"one": 5, "two": 5}
+        assert all(abs(info.modified_ms - before_ms) < 60_000 for info in files.values())
         assert list(storage.list("nowhere")) == []
         assert list(storage.list("d/one")) == []
 

@@ -237,10 +237,10 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 def all_files() -> list[Path]:
-    found = []
+    files = []
     for top in (PACKAGE, "benchmarks", "datasource", "jobs"):
-        found += sorted((REPOSITORY / top).rglob("*.py"))
-    return found
+        files += sorted((REPOSITORY / top).rglob("*.py"))
+    return files
 
 
 def test_files_are_at_most_500_lines_long() -> None:

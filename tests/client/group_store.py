@@ -35,9 +35,9 @@ Places = Iterable[tuple[str, int]]
 def memory_store(clock: ManualClock | None = None, **settings: Any) -> Iterator[Store]:
     """An empty store of its own in memory."""
     name = f"groups-{next(_numbers)}"
-    given = LogSettings(**{"delete_grace_ms": 0, "retention_ms": RETENTION_MS, **settings})
+    log_settings = LogSettings(**{"delete_grace_ms": 0, "retention_ms": RETENTION_MS, **settings})
     try:
-        with Store.create(f"memory://{name}", clock=clock or ManualClock(), settings=given) as store:
+        with Store.create(f"memory://{name}", clock=clock or ManualClock(), settings=log_settings) as store:
             yield store
     finally:
         MemoryStorage.forget(name)
@@ -128,8 +128,10 @@ def held(log: CommitLog, topic: str, queue: int) -> list[tuple[int, int]]:
         topics=frozenset({topic}), queues=frozenset({queue}), columns=("queueOffset", "storeTimestamp", "commitOffset")
     )
     rows = []
-    for found in log.scan(query):
-        rows += zip(found.column(0).to_pylist(), found.column(1).cast(pa.int64()).to_pylist(), strict=True)
+    for record_batch in log.scan(query):
+        rows += zip(
+            record_batch.column(0).to_pylist(), record_batch.column(1).cast(pa.int64()).to_pylist(), strict=True
+        )
     return sorted(rows)
 
 

@@ -163,9 +163,9 @@ class TestGroups:
         one = Steps(store, print, subscriptions={"t": {"tags": "a"}})
         other = Steps(store, print, subscriptions={"t": {"tags": "b"}})
         with leaving(one, other):
-            found = Admin(store).members("g")
-            assert set(found.members) == {one.consumer.client_id, other.consumer.client_id}
-            assert found.differing == ("t",)
+            members = Admin(store).members("g")
+            assert set(members.members) == {one.consumer.client_id, other.consumer.client_id}
+            assert members.differing == ("t",)
         assert Admin(store).members("g").members == {}
 
     def test_the_lag_of_a_group_includes_its_retry_topic(self, store: Store) -> None:

@@ -29,8 +29,8 @@ def store() -> Iterator[Store]:
 def consume(store: Store, outcome: object, **options: Any) -> list[list[bytes]]:
     seen: list[list[bytes]] = []
 
-    def listen(given: Any) -> Any:
-        messages = given if isinstance(given, list) else [given]
+    def listen(argument: Any) -> Any:
+        messages = argument if isinstance(argument, list) else [argument]
         seen.append([message.body for message in messages])
         return outcome
 

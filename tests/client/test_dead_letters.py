@@ -37,9 +37,9 @@ def bodies(store: Store, topic: str = "t") -> list[bytes]:
 
 def test_they_are_counted_and_read(store: Store) -> None:
     box = Admin(store).dead_letters
-    (found,) = box.groups()
-    assert (found.group, found.topic, found.messages, found.left) == ("g", "%DLQ%g", 5, 5)
-    assert found.last_ms == store.clock.now_ms()
+    (letters,) = box.groups()
+    assert (letters.group, letters.topic, letters.messages, letters.left) == ("g", "%DLQ%g", 5, 5)
+    assert letters.last_ms == store.clock.now_ms()
     assert [message.body for message in box.read("g")] == [b"0", b"1", b"2", b"3", b"4"]
     assert [message.body for message in box.read("g", limit=2)] == [b"3", b"4"]
     with pytest.raises(NotFoundError):

@@ -95,15 +95,15 @@ class TestWhenTheyRun:
                 wait_until(lambda: "rmq-timer" in threads())
 
     @pytest.mark.parametrize(
-        "given", [{"services": "off"}, {"read_only": True}, {"clock": ManualClock(SystemClock().now_ms())}]
+        "options", [{"services": "off"}, {"read_only": True}, {"clock": ManualClock(SystemClock().now_ms())}]
     )
     def test_no_thread_runs_if_they_are_off_or_the_store_is_read_or_has_a_clock_of_a_test(
-        self, tmp_path: Path, at_once, given
+        self, tmp_path: Path, at_once, options
     ):
         uri = str(tmp_path / "store")
         Store.create(uri, services="off").close()
         before = threads()
-        with Store.open(uri, **given) as store:
+        with Store.open(uri, **options) as store:
             Producer(store)
             time.sleep(0.05)
             assert threads() == before
@@ -168,6 +168,6 @@ from rmq_spark import Message, Producer, Store
 Producer(Store.create(sys.argv[1])).send(Message("orders", b"x", delay=0.2))
 time.sleep(float(sys.argv[2]))
 """
-    given = [sys.executable, "-c", script, str(tmp_path / "store"), str(seconds)]
-    ended = subprocess.run(given, capture_output=True, text=True)
+    command = [sys.executable, "-c", script, str(tmp_path / "store"), str(seconds)]
+    ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

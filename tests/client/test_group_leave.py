@@ -67,8 +67,8 @@ def test_a_group_whose_consumer_was_closed_is_not_active(store: Store, consume: 
     with pytest.raises(PreconditionFailedError, match="active"):
         admin.delete_group("g")
     close()
-    found = admin.offsets.activity("g")
-    assert (found.active, found.member_ms) == (False, store.clock.now_ms())
+    activity = admin.offsets.activity("g")
+    assert (activity.active, activity.member_ms) == (False, store.clock.now_ms())
     assert not admin.members("g").members
     with again(store) as other:
         assert not Admin(other).offsets.activity("g").active, "the log says so, not this process"

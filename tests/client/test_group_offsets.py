@@ -232,11 +232,11 @@ class TestMemory:
         store.log().append(batch([("orders", 0)]))
         roll(store.log(), min_commits=1)
         assert len(expire(store.log()).segments) == 1
-        found = self.essence(store)
-        assert isinstance(found, dict)
+        after = self.essence(store)
+        assert isinstance(after, dict)
         assert isinstance(expected, dict)
-        assert {name: value[0] for name, value in found.items()} == {n: value[0] for n, value in expected.items()}
-        assert found["billing"][1].member == "10.0.0.1@7"
+        assert {name: value[0] for name, value in after.items()} == {n: value[0] for n, value in expected.items()}
+        assert after["billing"][1].member == "10.0.0.1@7"
 
     def test_a_snapshot_of_an_older_version_loads(self) -> None:
         fold = ConsumerOffsets(Journal())
@@ -351,8 +351,8 @@ class TestActivity:
         assert groups.activity("g").active is False
         groups.commit("g", {("orders", B, 0): 1}, member="one")
         groups.commit("g", {("orders", B, 1): 1}, member="two")
-        found = groups.activity("g")
-        assert (found.active, found.member, found.member_ms) == (True, "two", clock.now_ms())
+        activity = groups.activity("g")
+        assert (activity.active, activity.member, activity.member_ms) == (True, "two", clock.now_ms())
         clock.advance(HEARTBEAT_EXPIRY_MS / 1000 - 0.001)
         assert groups.activity("g").active
         clock.advance(0.001)
@@ -374,8 +374,13 @@ class TestActivity:
         clock.advance(10)
         send(store, "orders", 0, 5)
         groups.reset("g", to="latest", force=True)
-        found = groups.activity("g")
-        assert (found.active, found.member, found.member_ms, found.updated_ms) == (True, "one", seen, seen + 10_000)
+        activity = groups.activity("g")
+        assert (activity.active, activity.member, activity.member_ms, activity.updated_ms) == (
+            True,
+            "one",
+            seen,
+            seen + 10_000,
+        )
 
     def test_any_broker_counts(self, store: Store, clock: ManualClock) -> None:
         store.create_topic("wide", queues=1, brokers=("x", "y"))

@@ -202,10 +202,10 @@ class Between:
         self.count = 0
 
         def searched(*args: Any, **options: Any) -> Any:
-            found = search(*args, **options)
+            offsets = search(*args, **options)
             self.count += 1
             action()
-            return found
+            return offsets
 
         times.search_queues = searched  # type: ignore[method-assign]
 

@@ -325,8 +325,8 @@ def test_brokers_are_searched_each_in_its_own_log() -> None:
             clock.advance(1)
             send(store, "t", 1, count + 1, broker)
         times = QueueTimes(store)
-        found = times.search("t", 2_500)
-        assert found == {("t", "x", 0): 0, ("t", "x", 1): 1, ("t", "y", 0): 0, ("t", "y", 1): 2}
+        offsets = times.search("t", 2_500)
+        assert offsets == {("t", "x", 0): 0, ("t", "x", 1): 1, ("t", "y", 0): 0, ("t", "y", 1): 2}
         spans = [(span.broker, span.queue, span.first_ms, span.last_ms) for span in times.spans("t")]
         assert spans == [("x", 0, None, None), ("x", 1, 1_000, 1_000), ("y", 0, None, None), ("y", 1, 2_000, 3_000)]
 
@@ -368,9 +368,9 @@ def test_a_block_that_two_queues_share_misleads_nobody() -> None:
         times = QueueTimes(store)
         rows = [held(log, "t", queue) for queue in range(3)]
         for ms in moments(rows, clock):
-            found = times.search("t", ms)
+            offsets = times.search("t", ms)
             for queue in range(3):
-                assert found["t", DEFAULT_BROKER, queue] == lower(rows[queue], end_of(log, "t", queue), ms)
+                assert offsets["t", DEFAULT_BROKER, queue] == lower(rows[queue], end_of(log, "t", queue), ms)
 
 
 def test_a_reader_that_opened_before_sees_what_came_later() -> None:

@@ -32,13 +32,13 @@ def registry(store: Store) -> CollectorRegistry:
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     """The sum of the samples that have these labels; None when there is none."""
-    found = [
+    values = [
         sample.value
         for family in registry.collect()
         for sample in family.samples
         if sample.name == f"rocketmq_{name}" and labels.items() <= sample.labels.items()
     ]
-    return sum(found) if found else None
+    return sum(values) if values else None
 
 
 def test_sends_are_counted_by_topic_and_type(store: Store, registry: CollectorRegistry) -> None:

@@ -35,8 +35,8 @@ def drained(messages: list[ReceivedMessage]) -> list[int]:
 def test_a_push_consumer_drains_high_before_low(store: Store, options: dict[str, object]) -> None:
     got: list[ReceivedMessage] = []
 
-    def listen(given: ReceivedMessage | list[ReceivedMessage]) -> None:
-        got.extend(given if isinstance(given, list) else [given])
+    def listen(argument: ReceivedMessage | list[ReceivedMessage]) -> None:
+        got.extend(argument if isinstance(argument, list) else [argument])
 
     consumer = Steps(store, listen, consume_from="earliest", **options)
     with leaving(consumer):

@@ -309,11 +309,11 @@ class TestRetry:
         groups = steps.engine._groups
         append = groups.append
 
-        def slow(*given: Any) -> bool:
+        def slow(*arguments: Any) -> bool:
             if threading.current_thread() in threads:
                 sending.set()
                 assert go_on.wait(60)
-            return append(*given)
+            return append(*arguments)
 
         monkeypatch.setattr(groups, "append", slow)
         send(store, "a")

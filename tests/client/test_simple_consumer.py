@@ -182,8 +182,8 @@ class TestStart:
         new = send(store, 4)
         earliest = SimpleConsumer(store, "g", consume_from="earliest").subscribe("orders")
         assert sorted(ids(all_of(earliest))) == sorted(old + new)
-        for group, given in (("h", moment), ("i", datetime.fromtimestamp(moment / 1000, UTC))):
-            at_time = SimpleConsumer(store, group, consume_from=given).subscribe("orders")
+        for group, start in (("h", moment), ("i", datetime.fromtimestamp(moment / 1000, UTC))):
+            at_time = SimpleConsumer(store, group, consume_from=start).subscribe("orders")
             assert sorted(ids(all_of(at_time))) == sorted(new)
 
 
@@ -255,7 +255,7 @@ class TestSettling:
         old = replace(message)
         clock.advance(1)
         assert consumer.change_invisible_duration(message, timedelta(minutes=2)) is message
-        for call in (consumer.ack, lambda given: consumer.change_invisible_duration(given, 1)):
+        for call in (consumer.ack, lambda received: consumer.change_invisible_duration(received, 1)):
             with pytest.raises(PreconditionFailedError, match="stale"):
                 call(old)
         clock.advance(60)

@@ -115,7 +115,7 @@ def test_open_creates_only_when_told() -> None:
             Store.open("memory://not-there-yet", create=True, read_only=True)
         with Store.open("memory://not-there-yet", create=True) as made:
             made.create_topic("t")
-        with Store.open("memory://not-there-yet", create=True) as found:
-            assert [topic.name for topic in found.topics()] == ["t"]
+        with Store.open("memory://not-there-yet", create=True) as existing:
+            assert [topic.name for topic in existing.topics()] == ["t"]
     finally:
         MemoryStorage.forget("not-there-yet")

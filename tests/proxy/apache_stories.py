@@ -46,13 +46,13 @@ def running(client: Any) -> Iterator[Any]:
 class Story:
     """One run against one proxy."""
 
-    def __init__(self, address: str, given: dict[str, Any]) -> None:
-        self.given = given
-        self.topic: str = given.get("topic", "orders")
-        self.group: str = given.get("group", "billing")
-        self.tls = bool(given.get("tls"))
+    def __init__(self, address: str, options: dict[str, Any]) -> None:
+        self.options = options
+        self.topic: str = options.get("topic", "orders")
+        self.group: str = options.get("group", "billing")
+        self.tls = bool(options.get("tls"))
         self.configuration = ClientConfiguration(
-            address, Credentials(), namespace=given.get("namespace", ""), request_timeout=30
+            address, Credentials(), namespace=options.get("namespace", ""), request_timeout=30
         )
 
     def producer(self, checker: Any = None) -> Any:
@@ -108,7 +108,7 @@ class Story:
             for i in range(6):
                 producer.send(message(self.topic, f"a{i}", message_group="a"))
             first = consumer.receive(3, 2)
-            held = consumer.receive(3, 2) if self.given.get("look") else []
+            held = consumer.receive(3, 2) if self.options.get("look") else []
             consumer.ack(first[0])
             again = self.receive(consumer, 5)
         return {
@@ -207,14 +207,14 @@ class Story:
         """A push consumer gets every message; what its listener fails on comes again; slow ones come once."""
         seen: list[list[Any]] = []
         done = threading.Event()
-        given = self.given
+        options = self.options
 
         class Listener(MessageListener):
             def consume(self, received: Message) -> ConsumeResult:
                 body = received.body.decode()
                 seen.append([body, received.delivery_attempt])
                 if body == "slow":
-                    time.sleep(given["slow"])
+                    time.sleep(options["slow"])
                 if len({each[0] for each in seen}) == 12 and ["fails", 2] in seen:
                     done.set()
                 failed = body == "fails" and received.delivery_attempt == 1
@@ -227,7 +227,7 @@ class Story:
             producer.send(message(self.topic, "fails"))
             producer.send(message(self.topic, "slow"))
             done.wait(PATIENCE)
-            time.sleep(given["slow"])
+            time.sleep(options["slow"])
         return {"seen": sorted(seen)}
 
     def push_fifo(self) -> Any:
@@ -269,23 +269,23 @@ class Story:
         with self.producer() as producer:
             for i in range(6):
                 producer.send(message(self.topic, f"m{i}", tag="abc"[i % 3], properties={"n": str(i)}))
-            found = {}
+            received = {}
             for name, expression in {
                 "tags": FilterExpression("a || c"),
                 "sql": FilterExpression("n > 3 AND TAGS <> 'c'", SQL),
             }.items():
-                self.group = f"{self.given['group']}-{name}"
+                self.group = f"{self.options['group']}-{name}"
                 with self.simple(expression) as consumer:
                     got = self.receive(consumer, 4 if name == "tags" else 1)
                     rest = consumer.receive(32, 30)
-                found[name] = [sorted(each.body.decode() for each in got), len(rest)]
-            self.group = f"{self.given['group']}-bad"
+                received[name] = [sorted(each.body.decode() for each in got), len(rest)]
+            self.group = f"{self.options['group']}-bad"
             with self.simple(FilterExpression("n >", SQL)) as consumer:
                 try:
                     consumer.receive(32, 30)
                 except Exception as error:
-                    found["bad"] = getattr(error, "code", str(error))
-        return found
+                    received["bad"] = getattr(error, "code", str(error))
+        return received
 
 
 if __name__ == "__main__":

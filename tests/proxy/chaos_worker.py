@@ -36,8 +36,8 @@ class Journal:
 
 
 def proxies(directory: Path) -> list[str]:
-    found: list[str] = json.loads((directory / "proxies.json").read_text())
-    return found
+    addresses: list[str] = json.loads((directory / "proxies.json").read_text())
+    return addresses
 
 
 def produce(name: str, directory: Path, journal: Journal) -> None:

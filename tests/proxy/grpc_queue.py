@@ -72,13 +72,13 @@ class GrpcMessage:
     receipt: str
 
 
-def received(given: Any) -> GrpcMessage:
-    system = given.system_properties
-    keys, properties = " ".join(system.keys) or None, dict(given.user_properties)
+def received(message: Any) -> GrpcMessage:
+    system = message.system_properties
+    keys, properties = " ".join(system.keys) or None, dict(message.user_properties)
     handle = system.receipt_handle
     attempt = system.delivery_attempt
     return GrpcMessage(
-        given.topic.name, given.body, system.tag or None, keys, properties, system.message_id, attempt, handle
+        message.topic.name, message.body, system.tag or None, keys, properties, system.message_id, attempt, handle
     )
 
 
@@ -248,8 +248,8 @@ class GrpcPushConsumer(GrpcSimpleConsumer):
 
     auto_renew = True
 
-    def __init__(self, handle: Callable[[Any], Any], *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, handle: Callable[[Any], Any], *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._handle = handle
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)

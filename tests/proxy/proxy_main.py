@@ -16,11 +16,11 @@ from rmq_spark.proxy import Proxy, ProxySettings, serve
 PATHS = ("access_log", "tls_cert", "tls_key", "tls_client_ca")
 
 
-def main(uri: str, given: dict[str, Any]) -> None:
+def main(uri: str, options: dict[str, Any]) -> None:
     # Errors go to stderr, which the tests look at: a traceback there fails them.
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     settings = ProxySettings(listen="127.0.0.1:0")
-    changed = {name: Path(value) if name in PATHS else value for name, value in given.items()}
+    changed = {name: Path(value) if name in PATHS else value for name, value in options.items()}
     changed = {name: tuple(value) if isinstance(value, list) else value for name, value in changed.items()}
 
     def ready(proxy: Proxy) -> None:

@@ -83,15 +83,15 @@ class ProxyProcess:
         self.errors.extend(self._process.stderr)
 
 
-def apache(story: str, proxy: ProxyProcess, home: Path, **given: Any) -> Any:
+def apache(story: str, proxy: ProxyProcess, home: Path, **options: Any) -> Any:
     """What a story of `apache_stories.py` tells: Apache's own client, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, str(HERE / "apache_stories.py"), story, proxy.address, json.dumps(given)],
+        [sys.executable, str(HERE / "apache_stories.py"), story, proxy.address, json.dumps(options)],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE,
-        env={**environment(home), **given.pop("environment", {})},
+        env={**environment(home), **options.pop("environment", {})},
     )
     assert done.returncode == 0, done.stdout + done.stderr + "".join(proxy.errors)
     return json.loads(done.stdout.splitlines()[-1])

@@ -102,9 +102,9 @@ def test_a_fifo_push_consumer_keeps_the_order_and_gives_up_what_fails(
 
 def test_a_client_that_disappears_gives_its_messages_back(proxy: ProxyProcess, store: Store, home: Path) -> None:
     store.create_topic("dropped", queues=1)
-    given = json.dumps({"topic": "dropped", "group": "drop-group"})
+    options = json.dumps({"topic": "dropped", "group": "drop-group"})
     client = subprocess.Popen(
-        [sys.executable, str(HERE / "apache_stories.py"), "hold", proxy.address, given],
+        [sys.executable, str(HERE / "apache_stories.py"), "hold", proxy.address, options],
         stdout=subprocess.PIPE,
         text=True,
         env=environment(home),

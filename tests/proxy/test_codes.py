@@ -35,9 +35,9 @@ def queue(topic: str, number: int = -1) -> Any:
 
 
 def receive(raw: RawClient, topic: str = "orders", group: str = "g", **more: Any) -> list[Any]:
-    given = {"batch_size": 32, "invisible_duration": {"seconds": 30}, "long_polling_timeout": {"seconds": 0}, **more}
-    number = given.pop("queue", -1)
-    return raw.call("ReceiveMessage", group={"name": group}, message_queue=queue(topic, number), **given)
+    fields = {"batch_size": 32, "invisible_duration": {"seconds": 30}, "long_polling_timeout": {"seconds": 0}, **more}
+    number = fields.pop("queue", -1)
+    return raw.call("ReceiveMessage", group={"name": group}, message_queue=queue(topic, number), **fields)
 
 
 def body_of(answers: list[Any]) -> list[bytes]:
@@ -150,15 +150,15 @@ def test_routes_name_the_endpoint_that_the_client_used_and_what_a_topic_takes(ra
 
 def test_assignments_are_whole_brokers_and_single_queues_for_a_fifo_group(raw: RawClient, store: Store) -> None:
     make_fifo(store, "assigned-fifo")
-    given = {"topic": {"name": "orders"}, "endpoints": {"addresses": [{"host": "h", "port": 1}]}}
-    any_ = raw.call("QueryAssignment", group={"name": "assigned"}, **given)
+    fields = {"topic": {"name": "orders"}, "endpoints": {"addresses": [{"host": "h", "port": 1}]}}
+    any_ = raw.call("QueryAssignment", group={"name": "assigned"}, **fields)
     assert [each.message_queue.id for each in any_.assignments] == [-1]
-    fifo = raw.call("QueryAssignment", group={"name": "assigned-fifo"}, **given)
+    fifo = raw.call("QueryAssignment", group={"name": "assigned-fifo"}, **fields)
     assert [each.message_queue.id for each in fifo.assignments] == [0, 1]
 
 
-def _settings(**given: Any) -> Iterator[Any]:
-    yield wire.TelemetryCommand(settings=given)
+def _settings(**settings: Any) -> Iterator[Any]:
+    yield wire.TelemetryCommand(settings=settings)
 
 
 def test_settings_are_answered_and_unknown_clients_refused(raw: RawClient) -> None:

@@ -146,8 +146,10 @@ class PopWorld:
         consumer: str = "c",
         fifo: Fifo | None = None,
     ) -> Received:
-        given = candidates or (self.candidates(),)
-        rule = pop_decisions.receive(GROUP, given, count=count, invisible_ms=invisible_ms, consumer=consumer, fifo=fifo)
+        chosen = candidates or (self.candidates(),)
+        rule = pop_decisions.receive(
+            GROUP, chosen, count=count, invisible_ms=invisible_ms, consumer=consumer, fifo=fifo
+        )
         received: Received = self.decide(rule)
         return received
 

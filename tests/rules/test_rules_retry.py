@@ -49,8 +49,8 @@ def test_rule_06_seventeen_deliveries_before_the_dead_letter_topic() -> None:
 
 
 def test_rule_06_pop_push_starts_at_one_second() -> None:
-    found = [retry.pop_nack_ms(times) for times in (0, 1, 2, 3, 17, 50)]
-    assert found == [1000, 5000, 10_000, 30_000, 7_200_000, 7_200_000]
+    waits = [retry.pop_nack_ms(times) for times in (0, 1, 2, 3, 17, 50)]
+    assert waits == [1000, 5000, 10_000, 30_000, 7_200_000, 7_200_000]
 
 
 def test_a_listener_may_ask_for_a_level_or_for_the_dead_letter_topic() -> None:

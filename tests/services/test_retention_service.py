@@ -130,7 +130,7 @@ def test_a_delayed_message_outlives_the_segment_it_was_sent_in():
 
 
 def test_what_is_pending_stays_although_there_is_no_room_to_roll(monkeypatch):
-    def no_room(*given, **options):
+    def no_room(*arguments, **options):
         raise StorageFullError("the disk is full")
 
     world = ServiceWorld.create(delete_grace_ms=0)

@@ -324,7 +324,7 @@ class TestIndex:
             try:
                 later.run_once()
             except Exception as error:
-                assert "made anew" in str(error)
+                assert "rebuilt" in str(error)
                 later.run_once()
         assert sorted(map(int, world.bodies("orders"))) == list(range(12))
         assert all(message.store_ms >= world.clock.now_ms() - 5_000 for message in world.messages("orders"))

@@ -230,18 +230,18 @@ class BrokenOff:
         return getattr(self.inner, name)
 
     def read(self, path: str) -> Any:
-        found = self.inner.read(path)
+        reader = self.inner.read(path)
         outer = self
 
         class Reader:
             def __len__(self) -> int:
-                return len(found)
+                return len(reader)
 
             def read_range(self, start: int, length: int) -> bytes:
                 outer.left -= 1
                 if outer.left >= 0:
                     raise RuntimeError('DataTransferError("All DataNodes failed: [...]")')
-                return bytes(found.read_range(start, length))
+                return bytes(reader.read_range(start, length))
 
         return Reader()
 

@@ -112,18 +112,18 @@ def test_the_order_of_a_durable_create(tmp_path: Path) -> None:
 
 
 def test_room_is_set_aside_for_large_files_only(tmp_path: Path) -> None:
-    found = []
+    sizes = []
 
     class Noting(FileOps):
         def allocate(self, fd: int, size: int) -> None:
-            found.append(size)
+            sizes.append(size)
             super().allocate(fd, size)
 
     storage = LocalStorage(tmp_path, ops=Noting())
     storage.create_if_absent("a/small", [b"1" * 1000])
     storage.create_if_absent("a/large", [b"1" * 300_000, b"2" * 7])
     storage.create_if_absent("a/large too", [b"1" * 7, b"2" * 300_000])
-    assert found == [300_007, 300_007]
+    assert sizes == [300_007, 300_007]
     assert storage.read("a/large") == b"1" * 300_000 + b"2" * 7
     assert storage.read("a/large too") == b"1" * 7 + b"2" * 300_000
 

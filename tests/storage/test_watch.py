@@ -32,10 +32,10 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 @pytest.fixture
 def watch(storage: Storage) -> Iterator[Watch]:
-    found = storage.watch("log/commits")
-    assert found is not None
-    yield found
-    found.close()
+    watcher = storage.watch("log/commits")
+    assert watcher is not None
+    yield watcher
+    watcher.close()
 
 
 def test_a_file_that_came_before_the_wait_ends_it_at_once(storage: Storage, watch: Watch) -> None:
@@ -146,10 +146,10 @@ def local(tmp_path: Path) -> LocalStorage:
 
 @pytest.fixture
 def local_dir(local: LocalStorage, tmp_path: Path) -> Iterator[tuple[Watch, Path]]:
-    found = local.watch("a")
-    assert isinstance(found, LocalWatch)
-    yield found, tmp_path / "a"
-    found.close()
+    watcher = local.watch("a")
+    assert isinstance(watcher, LocalWatch)
+    yield watcher, tmp_path / "a"
+    watcher.close()
 
 
 def test_hidden_names_wake_nobody(local: LocalStorage, local_dir: tuple[Watch, Path]) -> None:
@@ -245,9 +245,9 @@ def test_other_systems_poll(local: LocalStorage, monkeypatch: pytest.MonkeyPatch
 
 def test_a_network_mount_polls(local: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not local_watch.is_shared(str(tmp_path))
-    found = local_watch.ctypes.create_string_buffer(512)
-    local_watch._LIBC.statfs(str(tmp_path).encode(), found)
-    kind = int.from_bytes(found.raw[:8], "little") & 0xFFFF_FFFF
+    status = local_watch.ctypes.create_string_buffer(512)
+    local_watch._LIBC.statfs(str(tmp_path).encode(), status)
+    kind = int.from_bytes(status.raw[:8], "little") & 0xFFFF_FFFF
     monkeypatch.setitem(local_watch._SHARED, kind, "as if it were a network mount")
     assert local.watch("a") is None
 
