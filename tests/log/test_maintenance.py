@@ -359,9 +359,9 @@ class TestVerifyLooksDeeper:
         log = filled(count=4, segment_bytes=1)
         read_rows = roll_module._read_rows
 
-        def shifted(log: CommitLog, view: LogView, chunk: Any) -> pa.RecordBatch:
-            batch = read_rows(log, view, chunk)
-            if chunk.first < 2:
+        def shifted(log: CommitLog, view: LogView, first: int, end: int) -> pa.RecordBatch:
+            batch = read_rows(log, view, first, end)
+            if first < 2:
                 return batch
             at = batch.schema.get_field_index("queueOffset")
             moved = pa.array([offset + 1000 for offset in batch.column(at).to_pylist()], pa.int64())
