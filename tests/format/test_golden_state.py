@@ -134,5 +134,5 @@ def test_an_expiry_by_a_process_without_the_folds_is_refused(old: Old) -> None:
         expire(plain)
     old.check(old.open(*old.folds).view.state)
     full = old.open(*old.folds)
-    assert expire(full).segments
+    assert expire(full).messages
     old.check(old.open(*old.folds).view.state)
