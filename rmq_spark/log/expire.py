@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rmq_spark.errors import CorruptDataError, ExistsError, InvalidRequestError, NotFoundError
 from rmq_spark.log.marks import Mark, SegmentRef, is_overtaken, write_mark
 from rmq_spark.log.queues import Queues
-from rmq_spark.log.roll import Piece, collect_garbage, floor_snapshot, named_snapshots, pieces_of
+from rmq_spark.log.roll import Piece, collect_garbage, floor_snapshots, pieces_of
 from rmq_spark.log.view import LogView
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _mark_from(log: CommitLog, mark: Mark, end: int, used: set[str]) -> Mark:
     state = at_floor.state
     if end > mark.floor:
         new = replace(new, floor=end, floor_digest=state.digest, starts=state.queues.dump())
-    return replace(new, snapshots=named_snapshots(kept, floor_snapshot(log, at_floor)))
+    return replace(new, snapshots=floor_snapshots(log, at_floor, kept))
 
 
 def _folds_in_use(view: LogView) -> set[str]:

@@ -15,7 +15,7 @@ the snapshot that the mark before has named, together with its records in the se
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -31,7 +31,7 @@ from rmq_spark.log.file_format import pack
 from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, is_overtaken, write_mark
 from rmq_spark.log.rows import cut, describe
 from rmq_spark.log.run_index import sort_into_runs
-from rmq_spark.log.snapshot import write_floor, write_legacy_floor
+from rmq_spark.log.snapshot import legacy_payloads, write_floor
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 
@@ -124,15 +124,18 @@ def roll(
             written.append(_write_segment(log, view, first, end))
             ours.append(f"{paths.segments(log.root)}/{written[-1].name}")
         progress(len(ranges), len(ranges))
-        snapshot = floor_snapshot(log, view)
-        ours.append(f"{paths.floors(log.root)}/{snapshot.name}")
-        legacy = write_legacy_floor(log.storage, log.root, mark, log.clock.token(), snapshot.folds)
+        older = mark.snapshots
+        if (legacy := legacy_payloads(log.storage, log.root, mark)) is not None:
+            # The roller may not know all of its folds, and the next floor's segment carries none.
+            older = (write_floor(log.storage, log.root, legacy, log.clock.token()),)
+        snapshots = floor_snapshots(log, view, older)
+        ours.append(f"{paths.floors(log.root)}/{snapshots[0].name}")
         new = replace(
             mark,
             floor=view.state.offset,
             floor_digest=view.state.digest,
             segments=mark.segments[:kept] + tuple(written),
-            snapshots=named_snapshots(mark.snapshots + legacy, snapshot),
+            snapshots=snapshots,
             reason="roll",
         )
         new = write_mark(log.storage, log.root, new, mark, log.clock.token())
@@ -147,22 +150,20 @@ def roll(
     return RollResult(segments=tuple(written), commits=commits, deleted=deleted)
 
 
-def floor_snapshot(log: CommitLog, view: LogView) -> SnapshotRef:
-    """Write the state at the end of `view`, where the floor will be: durable, and without commits behind the floor."""
+def floor_snapshots(log: CommitLog, view: LogView, older: Iterable[SnapshotRef]) -> tuple[SnapshotRef, ...]:
+    """What the next mark names: a new snapshot at the end of `view`, where the floor will be, and what it lacks.
+
+    It is durable, and without commits behind the floor. Of the `older` ones those stay that hold folds it does not.
+    """
     state = view.state
     state.commits.drop_below(state.offset)
     state.durable = state.offset
-    return write_floor(log.storage, log.root, state, log.clock.token())
-
-
-def named_snapshots(before: Sequence[SnapshotRef], newest: SnapshotRef) -> tuple[SnapshotRef, ...]:
-    """What the next mark names: the newest snapshot, and older ones for the folds that it lacks."""
-    told = set(newest.folds)
-    kept = [newest]
-    for older in before:
-        if set(older.folds) - told:
-            kept.append(older)
-            told |= set(older.folds)
+    kept = [write_floor(log.storage, log.root, state.dump(), log.clock.token())]
+    told = set(kept[0].folds)
+    for each in older:
+        if set(each.folds) - told:
+            kept.append(each)
+            told |= set(each.folds)
     return tuple(kept)
 
 
