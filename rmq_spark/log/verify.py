@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +118,7 @@ class _Verifier(LogView):
         """First offsets of the commits that there were at the beginning."""
         self._queues = Queues()
         """Counted from the rows of segments and commits."""
-        self._folded: dict[int, dict[str, bytes]] = {}
+        self._folded: dict[int, dict[str, Any]] = {}
         """Offset of a snapshot -> the state that the log itself gives there."""
 
     def run(self, newest: int) -> Report:
@@ -142,6 +142,7 @@ class _Verifier(LogView):
                 self._warn(f"{paths.segments(self.root)}/{name}", "segment that no mark names; roll deletes it")
             for name in sorted(set(data) - self._referenced):
                 self._warn(paths.data_file(self.root, name), "row file that no commit refers to")
+            self._report.snapshots = len(mark.snapshots) + len(snapshots)
             self._check_named_snapshots(mark)
             for name in sorted(snapshots):
                 self._check_snapshot(mark, name, snapshots[name])
@@ -153,8 +154,8 @@ class _Verifier(LogView):
     def _check_marks(self, newest: int) -> Mark | None:
         """Every mark is readable, follows its predecessor, and moves nothing backwards."""
         last: Mark | None = Mark(floor_digest=genesis(self.storage, self.root))
+        self._report.marks = newest
         for epoch in range(1, newest + 1):
-            self._report.marks += 1
             path = paths.mark(self.root, epoch)
             before, last = last, None
             with self._telling(path, first=0 if epoch == newest else None):
@@ -166,6 +167,7 @@ class _Verifier(LogView):
 
     def _check_segments(self, mark: Mark) -> None:
         """Segments follow each other without gap and hold every offset once."""
+        self._report.segments = len(mark.segments)
         self._report.log_start = at = mark.log_start
         self._queues = Queues.load(mark.starts)
         last: FileMeta | None = None
@@ -174,7 +176,6 @@ class _Verifier(LogView):
             if segment.first != at:
                 self._damage(path, "segments do not follow each other", first=at, end=segment.first)
             at = segment.end
-            self._report.segments += 1
             before, last = last, None
             with self._telling(path, first=segment.first, end=segment.end):
                 meta = self._read(path, "segment", segment.digest)
@@ -317,7 +318,6 @@ class _Verifier(LogView):
     def _check_named_snapshots(self, mark: Mark) -> None:
         for named in mark.snapshots:
             path = f"{paths.floors(self.root)}/{named.name}"
-            self._report.snapshots += 1
             with self._telling(path):
                 read_payloads(self.storage, self._read(path, "snapshot", named.digest))
 
@@ -332,10 +332,8 @@ class _Verifier(LogView):
         except NotFoundError:
             return  # a newer one has taken its place
         except (RmqError, *UNREADABLE) as error:
-            self._report.snapshots += 1
             self._warn(path, f"damaged snapshot, readers skip it: {error}")
             return
-        self._report.snapshots += 1
         if state.offset != offset:
             self._damage(path, f"snapshot is of offset {state.offset}, its name tells another; delete this snapshot")
             return
