@@ -383,6 +383,31 @@ class TestVerifyLooksDeeper:
         roll(log)
         assert ["mark describes" in finding.problem for finding in damage(log.storage)] == [True]
 
+    def test_a_mark_that_names_another_predecessor(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = filled(count=4)
+        roll(log)
+        log.append(message("x"))
+        write_mark = roll_module.write_mark
+
+        def wrong(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: str) -> Mark:
+            return write_mark(storage, root, mark, replace(previous, digest="f" * 32), nonce)
+
+        monkeypatch.setattr(roll_module, "write_mark", wrong)
+        roll(log, min_commits=1)
+        assert ["does not follow" in finding.problem for finding in damage(log.storage)] == [True]
+
+    def test_segments_that_do_not_hang_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = filled(count=2, segment_bytes=1)
+        digest_at, asked = roll_module._digest_at, list[int]()
+
+        def wrong(log: CommitLog, view: LogView, offset: int) -> str:
+            asked.append(offset)
+            return "f" * 32 if asked == [0, 1, 1] else digest_at(log, view, offset)
+
+        monkeypatch.setattr(roll_module, "_digest_at", wrong)
+        roll(log)
+        assert ["chain is broken" in finding.problem for finding in damage(log.storage)] == [True]
+
     def test_a_floor_whose_state_counts_wrongly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=4)
         floor_snapshots = roll_module.floor_snapshots
