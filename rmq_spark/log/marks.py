@@ -91,7 +91,7 @@ class Mark:
     """Digest of the mark's file; the next mark names it."""
 
 
-_PLAIN: Final = ("epoch", "floor", "floor_digest", "log_start", "reason")
+_PLAIN: Final = ("epoch", "floor", "floor_digest", "log_start")
 """What of a mark stands in its metadata document as it is."""
 
 
@@ -112,6 +112,7 @@ def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
         segments += map(SegmentRef, *(column.to_pylist() for column in plain))
     return Mark(
         **{name: doc[name] for name in _PLAIN},
+        reason=doc["reason"],
         segments=tuple(segments),
         starts=json.loads(doc["starts"]),
         snapshots=tuple(
@@ -136,6 +137,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
         **{name: getattr(mark, name) for name in _PLAIN},
         "starts": json.dumps(mark.starts, separators=(",", ":")),
         "snapshots": [list(named) for named in mark.snapshots],
+        "reason": mark.reason,
         "prev": previous.digest,
         "nonce": nonce,
     }
