@@ -75,18 +75,15 @@ def expire(
     excess = used - total * settings.disk_force_ratio
     due = not scheduled or used > total * settings.disk_reclaim_ratio
     due = due or log.clock.local_hour() in settings.deletion_hours
-    forced, limit = excess > 0, _limit_ms(log, before_ms) if due else None
-    dropped: list[SegmentRef] = []
-    messages = 0
-    # Segments first: they need room for a mark only, commits for the state behind them, too.
-    for only_segments in (True, False):
-        before, end = _drop(log, limit, excess, hold, only_segments=only_segments)
-        gone = [segment for segment in before.segments if segment.end <= end]
-        excess -= sum(segment.bytes for segment in gone)
-        dropped += gone
-        messages += end - before.log_start
-        deleted += collect_garbage(log, log.refresh().mark)
-    return ExpireResult(segments=tuple(dropped), messages=messages, log_start=end, forced=forced, deleted=deleted)
+    before, end = _drop(log, _limit_ms(log, before_ms) if due else None, excess, hold)
+    deleted += collect_garbage(log, log.refresh().mark)
+    return ExpireResult(
+        segments=tuple(segment for segment in before.segments if segment.end <= end),
+        messages=end - before.log_start,
+        log_start=end,
+        forced=excess > 0,
+        deleted=deleted,
+    )
 
 
 def preview_expire(log: CommitLog, *, before_ms: int | None = None) -> ExpirePreview:
@@ -129,9 +126,7 @@ def _expired_end(start: int, pieces: Sequence[Piece], limit_ms: int | None, exce
     return start
 
 
-def _drop(
-    log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None, *, only_segments: bool
-) -> tuple[Mark, int]:
+def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None) -> tuple[Mark, int]:
     """Make a mark without what is older than the limit, or in the way on a full disk.
 
     Returns:
@@ -140,7 +135,7 @@ def _drop(
     while True:
         view = log.refresh()
         mark = view.mark
-        pieces = [piece for piece in _droppable(view) if piece.end <= mark.floor or not only_segments]
+        pieces = _droppable(view)
         end = _expired_end(mark.log_start, pieces, limit_ms, excess)
         if end > mark.log_start and hold is not None:
             allowed = min(end, hold(end))

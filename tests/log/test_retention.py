@@ -13,7 +13,7 @@ from faulty import BROKER, ROOT, Wrapped, forget_files, ids, message, open_log
 
 from rmq_spark.client.store import Store
 from rmq_spark.clock import ManualClock
-from rmq_spark.errors import DataExpiredError, NotFoundError, PreconditionFailedError, StorageFullError
+from rmq_spark.errors import DataExpiredError, NotFoundError, PreconditionFailedError
 from rmq_spark.log import file_reader, scan
 from rmq_spark.log.collect import collect, discard
 from rmq_spark.log.commit_log import CommitLog
@@ -298,27 +298,6 @@ class TestExpire:
         with open_log(log.storage) as fresh:
             assert ids(fresh) == ["e", "f"]
         check_log(log.storage, ROOT, BROKER, acked=[])
-
-    def test_segments_go_although_there_is_no_room_for_the_state_behind_commits(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        clock = ManualClock()
-        with self.aged(clock, delete_grace_ms=0) as log:
-            fill(log, "d")
-            clock.advance(1_000_000)
-            fill(log, "e")
-
-            def no_room(*given: object) -> None:
-                raise StorageFullError("the disk is full")
-
-            with monkeypatch.context() as full:
-                full.setattr("rmq_spark.log.expire.floor_snapshots", no_room)
-                with pytest.raises(StorageFullError):
-                    expire(log)
-            assert ids(log) == ["c0", "c1", "d", "e"]
-            assert len(names(log.storage, "segments")) == 1, "their files are gone, so there is room now"
-            assert expire(log).messages == 3
-            assert ids(log) == ["e"]
 
     def test_before_a_given_time(self) -> None:
         clock = ManualClock()
