@@ -67,7 +67,7 @@ def expire(
     json: JsonOption = False,
     conf: ConfOption = None,
 ) -> None:
-    """Drop messages that are older than the retention, or the oldest while the disk is too full."""
+    """Drop segments that are older than the retention, or the oldest while the disk is too full."""
     given = common(ctx, store, json, conf)
     if dry_run and scheduled:
         raise InvalidRequestError("--dry-run shows what would go now; leave --scheduled out")

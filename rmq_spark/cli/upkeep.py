@@ -42,7 +42,7 @@ def rolled_table(documents: Sequence[Document]) -> Table:
 
 
 def expire_log(log: CommitLog, *, scheduled: bool, before_ms: int | None) -> Document:
-    """Drop a log's messages that are too old, or the oldest while the disk is too full."""
+    """Drop a log's segments that are too old, or the oldest while the disk is too full."""
     from rmq_spark.log.collect import collect
     from rmq_spark.services.retention import expire_safely
 

@@ -1,26 +1,29 @@
 """Retention: drop the oldest segments by age and by use of the disk, as RocketMQ's cleaner does.
 
-Whole segments go, and whole commits that are not rolled yet: always the oldest first, never leaving a hole, and never
-the last one; the last segment goes only together with a commit behind it. The mark that moves the log's start comes
-first, the deletion after it, so a reader finds either the data or the error that it expired. It needs room for a mark
-and a snapshot only, which a full disk has in its reserve.
+Only whole segments go, always the oldest first, never the last one and never leaving a hole. The mark that moves the
+log's start comes first, the deletion after it, so a reader finds either the data or the error that it expired.
+Old commits are rolled into segments first. Where a full disk has no room for that, whole commits go instead, never the
+last one.
 Consumers hold nothing back: RocketMQ's retention looks at age and disk only, and so does this.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rmq_spark.errors import CorruptDataError, ExistsError, InvalidRequestError, NotFoundError
+from rmq_spark.errors import CorruptDataError, ExistsError, InvalidRequestError, NotFoundError, StorageFullError
 from rmq_spark.log.marks import Mark, SegmentRef, is_overtaken, write_mark
 from rmq_spark.log.queues import Queues
-from rmq_spark.log.roll import Piece, collect_garbage, floor_snapshots, pieces_of
+from rmq_spark.log.roll import Piece, collect_garbage, floor_snapshots, pieces_of, roll
 from rmq_spark.log.view import LogView
 
 if TYPE_CHECKING:
     from rmq_spark.log.commit_log import CommitLog
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class ExpireResult:
     segments: tuple[SegmentRef, ...]
     """Segments that were dropped."""
     messages: int
-    """Messages that were dropped, in segments and in commits."""
+    """Messages that were dropped, in segments, or in commits that there was no room to roll."""
     log_start: int
     """First offset that is left."""
     forced: bool
@@ -44,7 +47,8 @@ class ExpirePreview:
     """What `expire` would drop now."""
 
     messages: int
-    """At most so many: messages that are pending may hold some back."""
+    """At most so many: only whole segments go, and where the boundaries of those that are rolled first will be is not
+    known. The newest segment always stays."""
     forced: bool
     """Whether the disk is so full that the oldest would go whatever their age."""
 
@@ -54,47 +58,71 @@ Hold = Callable[[int], int]
 messages below it (timers that are not due yet) appends them again first."""
 
 
+@dataclass(slots=True)
+class _Dropped:
+    """What a new mark leaves out."""
+
+    segments: tuple[SegmentRef, ...] = ()
+    messages: int = 0
+
+
 def expire(
     log: CommitLog, *, scheduled: bool = False, before_ms: int | None = None, hold: Hold | None = None
 ) -> ExpireResult:
-    """Drop what is older than the retention, or the oldest while the disk is over `disk_force_ratio`.
+    """Drop segments that are older than the retention, or any while the disk is over `disk_force_ratio`.
 
     Called by hand it acts at once; `scheduled` acts only at the hours of `delete_when` or above
-    `disk_reclaim_ratio`, as RocketMQ's cleaner. `before_ms` overrides the retention's age. `hold` may keep some.
+    `disk_reclaim_ratio`, as RocketMQ's cleaner. `before_ms` overrides the retention's age. `hold` may keep segments.
 
     Raises:
         InvalidRequestError: the log holds state of folds that this handle does not know; no message was dropped.
-        StorageFullError: there is no room for the mark, or for the state where the log starts then.
+        StorageFullError: nothing could go without room for a few small files, and there is none.
         ReadOnlyError, ClosedError: this handle may not change the log.
     """
     log.check_writable()
     settings = log.settings
-    # On a full disk first goes what nobody needs any more: that takes no room.
+    limit = _limit_ms(log, before_ms)
+    # On a full disk there is no room for a segment: first goes what can go without one.
     deleted = collect_garbage(log, log.refresh().mark)
     used, total = log.storage.disk_usage() or (0, 1)
     excess = used - total * settings.disk_force_ratio
+    forced = excess > 0
     due = not scheduled or used > total * settings.disk_reclaim_ratio
     due = due or log.clock.local_hour() in settings.deletion_hours
-    before, end = _drop(log, _limit_ms(log, before_ms) if due else None, excess, hold)
-    deleted += collect_garbage(log, log.refresh().mark)
+    by_age = limit if due else None
+    dropped = [_drop(log, by_age, excess, hold)]
+    excess -= sum(segment.bytes for segment in dropped[0].segments)
+    if (due or excess > 0) and _is_rolled_first(log.refresh(), limit, excess):
+        try:
+            deleted += roll(log, min_commits=1).deleted
+            dropped.append(_drop(log, by_age, excess, hold))
+        except StorageFullError as error:
+            dropped.append(_drop(log, by_age, excess, hold, unrolled=True))
+            if not deleted and not any(each.messages for each in dropped):
+                raise
+            lost = dropped[-1].messages
+            _log.warning("there was no room to roll old commits; %d messages were dropped: %s", lost, error)
+    mark = log.refresh().mark
+    deleted += collect_garbage(log, mark)
     return ExpireResult(
-        segments=tuple(segment for segment in before.segments if segment.end <= end),
-        messages=end - before.log_start,
-        log_start=end,
-        forced=excess > 0,
+        segments=tuple(segment for each in dropped for segment in each.segments),
+        messages=sum(each.messages for each in dropped),
+        log_start=mark.log_start,
+        forced=forced,
         deleted=deleted,
     )
 
 
 def preview_expire(log: CommitLog, *, before_ms: int | None = None) -> ExpirePreview:
     """Return what `expire` with the same `before_ms` would drop at most."""
+    limit = _limit_ms(log, before_ms)
     used, total = log.storage.disk_usage() or (0, 1)
     excess = used - total * log.settings.disk_force_ratio
-    limit = _limit_ms(log, before_ms)
 
     def messages(view: LogView) -> int:
-        start = view.mark.log_start
-        return _expired_end(start, _droppable(view), limit, excess) - start
+        rolled = _is_rolled_first(view, limit, excess)
+        pieces = _pieces(view, unrolled=True) if rolled else _pieces(view, unrolled=False)[:-1]
+        return _expired_end(view.mark.log_start, pieces, limit, excess) - view.mark.log_start
 
     return ExpirePreview(messages=log.look(messages), forced=excess > 0)
 
@@ -103,17 +131,15 @@ def _limit_ms(log: CommitLog, before_ms: int | None) -> int:
     return log.clock.now_ms() - log.settings.retention_ms if before_ms is None else before_ms
 
 
-def _droppable(view: LogView) -> list[Piece]:
-    """What may go: never the last piece, and the last segment only together with the first commit behind it.
+def _is_rolled_first(view: LogView, limit_ms: int, excess: float) -> bool:
+    """Whether commits have to go, too: only segments are dropped, so they go into some first."""
+    times = view.state.commits.times
+    return bool(times) and (times[0] < limit_ms or excess > 0)
 
-    So the last messages of a log stay while nobody sends more, whatever records are written beside them.
-    """
-    pieces, rolled = pieces_of(view), len(view.mark.segments)
-    if 0 < rolled < len(pieces):
-        last, behind = pieces[rolled - 1 : rolled + 1]
-        both = last._replace(end=behind.end, bytes=last.bytes + behind.bytes, max_ms=behind.max_ms)
-        pieces[rolled - 1 : rolled + 1] = [both]
-    return pieces[:-1]
+
+def _pieces(view: LogView, *, unrolled: bool) -> list[Piece]:
+    """The log's segments, and its commits behind them if they are dropped as they are."""
+    return [piece for piece in pieces_of(view) if unrolled or piece.end <= view.mark.floor]
 
 
 def _expired_end(start: int, pieces: Sequence[Piece], limit_ms: int | None, excess: float) -> int:
@@ -126,22 +152,24 @@ def _expired_end(start: int, pieces: Sequence[Piece], limit_ms: int | None, exce
     return start
 
 
-def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None) -> tuple[Mark, int]:
-    """Make a mark without what is older than the limit, or in the way on a full disk.
+def _drop(
+    log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None, *, unrolled: bool = False
+) -> _Dropped:
+    """Make a mark without the segments that are older than the limit, or in the way on a full disk; return them.
 
-    Returns:
-        the mark before, and where the log starts now; it may be where it started.
+    With `unrolled` commits go, too, as they are: it needs room for a snapshot and a mark only. The last segment always
+    stays, or then the last commit.
     """
     while True:
         view = log.refresh()
         mark = view.mark
-        pieces = _droppable(view)
+        pieces = _pieces(view, unrolled=unrolled)[:-1]
         end = _expired_end(mark.log_start, pieces, limit_ms, excess)
         if end > mark.log_start and hold is not None:
             allowed = min(end, hold(end))
             end = max((piece.end for piece in pieces if piece.end <= allowed), default=mark.log_start)
-        if end == mark.log_start:
-            return mark, end
+        if end <= mark.log_start:
+            return _Dropped()
         used = log.look(_folds_in_use)
         try:
             write_mark(log.storage, log.root, _mark_from(log, mark, end, used), mark, log.clock.token())
@@ -149,7 +177,7 @@ def _drop(log: CommitLog, limit_ms: int | None, excess: float, hold: Hold | None
             if not is_overtaken(log.storage, log.root, mark):
                 raise
             continue  # somebody else maintained the log meanwhile: look again
-        return mark, end
+        return _Dropped(tuple(segment for segment in mark.segments if segment.end <= end), end - mark.log_start)
 
 
 def _mark_from(log: CommitLog, mark: Mark, end: int, used: set[str]) -> Mark:
@@ -174,7 +202,7 @@ def _mark_from(log: CommitLog, mark: Mark, end: int, used: set[str]) -> Mark:
     state = at_floor.state
     if end > mark.floor:
         new = replace(new, floor=end, floor_digest=state.digest, starts=state.queues.dump())
-    return replace(new, snapshots=floor_snapshots(log, at_floor, kept))
+    return replace(new, snapshots=floor_snapshots(log, at_floor, kept, log.clock.token()))
 
 
 def _folds_in_use(view: LogView) -> set[str]:

@@ -124,11 +124,11 @@ def roll(
             written.append(_write_segment(log, view, first, end))
             ours.append(f"{paths.segments(log.root)}/{written[-1].name}")
         progress(len(ranges), len(ranges))
-        older = mark.snapshots
+        nonce, legacy_nonce, older = log.clock.token(), log.clock.token(), mark.snapshots
         if (legacy := legacy_payloads(log.storage, log.root, mark)) is not None:
             # The roller may not know all of its folds, and the next floor's segment carries none.
-            older = (write_floor(log.storage, log.root, legacy, log.clock.token()),)
-        snapshots = floor_snapshots(log, view, older)
+            older = (write_floor(log.storage, log.root, legacy, legacy_nonce),)
+        snapshots = floor_snapshots(log, view, older, nonce)
         ours.append(f"{paths.floors(log.root)}/{snapshots[0].name}")
         new = replace(
             mark,
@@ -150,7 +150,7 @@ def roll(
     return RollResult(segments=tuple(written), commits=commits, deleted=deleted)
 
 
-def floor_snapshots(log: CommitLog, view: LogView, older: Iterable[SnapshotRef]) -> tuple[SnapshotRef, ...]:
+def floor_snapshots(log: CommitLog, view: LogView, older: Iterable[SnapshotRef], nonce: str) -> tuple[SnapshotRef, ...]:
     """What the next mark names: a new snapshot at the end of `view`, where the floor will be, and what it lacks.
 
     It is durable, and without commits behind the floor. Of the `older` ones those stay that hold folds it does not.
@@ -158,7 +158,7 @@ def floor_snapshots(log: CommitLog, view: LogView, older: Iterable[SnapshotRef])
     state = view.state
     state.commits.drop_below(state.offset)
     state.durable = state.offset
-    kept = [write_floor(log.storage, log.root, state.dump(), log.clock.token())]
+    kept = [write_floor(log.storage, log.root, state.dump(), nonce)]
     told = set(kept[0].folds)
     for each in older:
         if set(each.folds) - told:

@@ -146,7 +146,7 @@ def _give_up_old(log: CommitLog, checks: BrokerChecks, start: int) -> None:
             return {}
         # What has its first half before the new start began before the first commit that stays.
         limit = next((segment.max_ms for segment in reversed(view.mark.segments) if segment.end <= start), 0)
-        commits = view.state.commits
+        commits = view.state.commits  # they go only where there is no room to roll them
         limit = max(
             (ms for first, ms in zip(commits.firsts, commits.times, strict=True) if first < start), default=limit
         )

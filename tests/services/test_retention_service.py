@@ -129,7 +129,10 @@ def test_a_delayed_message_outlives_the_segment_it_was_sent_in():
     world.store.close()
 
 
-def test_what_is_pending_stays_although_its_commits_go_unrolled():
+def test_what_is_pending_stays_although_there_is_no_room_to_roll(monkeypatch):
+    def no_room(*given, **options):
+        raise StorageFullError("the disk is full")
+
     world = ServiceWorld.create(delete_grace_ms=0)
     producer = world.producer(check_immunity=6)
     producer.send(Message("orders", b"later", delay=10 * 24 * 3600))
@@ -137,6 +140,7 @@ def test_what_is_pending_stays_although_its_commits_go_unrolled():
     world.clock.advance(96 * 3600)
     producer.send(Message("orders", b"now"))
     at_hour(world, 4)
+    monkeypatch.setattr("rmq_spark.log.expire.roll", no_room)
     RetentionService(world.store).run_once()
     log = world.store.log("broker-0", Transactions)
     assert log.look(lambda view: view.mark.log_start) == 3  # both messages, and the record of the transaction
