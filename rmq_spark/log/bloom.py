@@ -9,7 +9,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq_spark.log.arrow_columns import bytes_of, has_byte, offsets_of
+from rmq_spark.log.arrow_columns import booleans, bytes_of, has_byte, integers_of, offsets_of
 
 PROBES: Final = 4
 BITS_PER_KEY: Final = 8
@@ -94,14 +94,22 @@ def may_contain(bloom: bytes, key: str) -> bool:
     return all(bloom[place >> 3] >> (place & 7) & 1 for place in _places(hash_text(key), len(bloom) * 8))
 
 
-def holds_all(bloom: bytes, keys: pa.StringArray) -> bool:
-    """Whether every key of a `keys` column can be in the filter; an empty key, which no query has, does not count."""
-    single = split_keys(keys)
-    single = single.filter(pc.greater(pc.binary_length(single), 0))
-    if len(single) == 0:
+def holds_all(blooms: Sequence[bytes], owners: I64, keys: pa.StringArray) -> bool:
+    """Whether every key of a `keys` column can be in the filter of its row's owner, a number of one of `blooms`.
+
+    An empty key, which no query has, does not count.
+    """
+    lists = pc.split_pattern(keys, " ")
+    single = pc.list_flatten(lists)
+    real = integers_of(pc.binary_length(single)) > 0
+    if not real.any():
         return True
-    flags = np.unpackbits(np.frombuffer(bloom, np.uint8), bitorder="little")
-    return bool(bloom) and all(flags[places].all() for places in _probes(hash_strings(single), len(flags)))
+    owner = owners[integers_of(pc.list_parent_indices(lists))[real]]
+    bits = np.array([8 * len(bloom) for bloom in blooms], np.int64)
+    begin = np.cumsum(bits) - bits
+    flags = np.unpackbits(np.frombuffer(b"".join(blooms), np.uint8), bitorder="little")
+    probes = _probes(hash_strings(single.filter(booleans(real))), bits[owner])
+    return bool(bits[owner].all()) and all(flags[begin[owner] + places].all() for places in probes)
 
 
 def split_keys(keys: pa.StringArray) -> pa.StringArray:
@@ -118,8 +126,8 @@ def _size(keys: int) -> int:
     return 1 << max(6, (keys * BITS_PER_KEY - 1).bit_length())
 
 
-def _probes(hashes: U64, bits: int) -> Iterator[I64]:
-    """The bits of each hash in a filter of so many, one probe after the other."""
+def _probes(hashes: U64, bits: int | I64) -> Iterator[I64]:
+    """The bits of each hash in a filter of so many (its own, if they are several), one probe after the other."""
     # Signed numbers are indices as they are; sums that wrap, and sign bits, are above the bits that count.
     place: I64 = hashes.view(np.int64)
     step = place >> 32 | 1

@@ -31,9 +31,9 @@ class DiskGauge:
         self._storage = storage
         self._full_ratio = full_ratio
         self._clock = clock
-        self._read_ns: int | None = None
-        self._good_for = 0
-        """Bytes that may still be written on the last reading."""
+        self._read_ns = 0
+        self._good_for = -1
+        """Bytes that may still be written on the last reading; -1: there is none."""
 
     def check(self, about_to_write_bytes: int = 0) -> None:
         """Count a write of so many bytes that follows, or refuse it.
@@ -42,18 +42,16 @@ class DiskGauge:
             StorageFullError: the disk is fuller than `full_ratio`, or would be after this write; nothing is counted.
         """
         now = self._clock.elapsed_ns()
-        fresh = self._read_ns is not None and now - self._read_ns < READ_EVERY_NS
-        if not fresh or about_to_write_bytes > self._good_for:
-            self._read(about_to_write_bytes)
+        if about_to_write_bytes > self._good_for or now - self._read_ns >= READ_EVERY_NS:
+            self._good_for = -1  # after a refusal the next check looks again: room may be made at any time
+            self._good_for = max(self._room(about_to_write_bytes) // SHARE_OF_ROOM, about_to_write_bytes)
             self._read_ns = now
         self._good_for -= about_to_write_bytes
 
-    def _read(self, about_to_write_bytes: int) -> None:
-        self._read_ns = None  # after a refusal the next check looks again: room may be made at any time
+    def _room(self, about_to_write_bytes: int) -> int:
         usage = self._storage.disk_usage()
         if usage is None:
-            self._good_for = about_to_write_bytes
-            return
+            return about_to_write_bytes
         used, total = usage
         room = int(self._full_ratio * total) - used
         if room < about_to_write_bytes:
@@ -64,4 +62,4 @@ class DiskGauge:
                 ratio=self._full_ratio,
                 about_to_write=about_to_write_bytes,
             )
-        self._good_for = max(room // SHARE_OF_ROOM, about_to_write_bytes)
+        return room

@@ -12,12 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rmq_spark.errors import CorruptDataError, ExistsError, InvalidRequestError, NotFoundError, StorageFullError
 from rmq_spark.log.marks import Mark, SegmentRef, is_overtaken, write_mark
 from rmq_spark.log.queues import Queues
-from rmq_spark.log.roll import collect_garbage, floor_snapshot, named_snapshots, roll
+from rmq_spark.log.roll import Piece, collect_garbage, floor_snapshots, pieces_of, roll
 from rmq_spark.log.view import LogView
 
 if TYPE_CHECKING:
@@ -56,14 +56,6 @@ class ExpirePreview:
 Hold = Callable[[int], int]
 """Asked with the log's new start before messages go: returns up to where they may go, that or less. Whoever needs
 messages below it (timers that are not due yet) appends them again first."""
-
-
-class _Piece(NamedTuple):
-    """What goes or stays as a whole: a segment, or a commit."""
-
-    end: int
-    newest_ms: int
-    bytes: int
 
 
 @dataclass(slots=True)
@@ -145,19 +137,15 @@ def _is_rolled_first(view: LogView, limit_ms: int, excess: float) -> bool:
     return bool(times) and (times[0] < limit_ms or excess > 0)
 
 
-def _pieces(view: LogView, *, unrolled: bool) -> list[_Piece]:
+def _pieces(view: LogView, *, unrolled: bool) -> list[Piece]:
     """The log's segments, and its commits behind them if they are dropped as they are."""
-    pieces = [_Piece(segment.end, segment.max_ms, segment.bytes) for segment in view.mark.segments]
-    if unrolled:
-        commits = view.state.commits
-        pieces += map(_Piece, [*commits.firsts[1:], view.state.offset], commits.times, commits.sizes)
-    return pieces
+    return [piece for piece in pieces_of(view) if unrolled or piece.end <= view.mark.floor]
 
 
-def _expired_end(start: int, pieces: Sequence[_Piece], limit_ms: int | None, excess: float) -> int:
+def _expired_end(start: int, pieces: Sequence[Piece], limit_ms: int | None, excess: float) -> int:
     """Where the log starts when the oldest pieces go: by age, and until the disk has `excess` bytes more."""
     for piece in pieces:
-        if (limit_ms is None or piece.newest_ms >= limit_ms) and excess <= 0:
+        if (limit_ms is None or piece.max_ms >= limit_ms) and excess <= 0:
             break
         start = piece.end
         excess -= piece.bytes
@@ -214,7 +202,7 @@ def _mark_from(log: CommitLog, mark: Mark, end: int, used: set[str]) -> Mark:
     state = at_floor.state
     if end > mark.floor:
         new = replace(new, floor=end, floor_digest=state.digest, starts=state.queues.dump())
-    return replace(new, snapshots=named_snapshots(kept, floor_snapshot(log, at_floor)))
+    return replace(new, snapshots=floor_snapshots(log, at_floor, kept, log.clock.token()))
 
 
 def _folds_in_use(view: LogView) -> set[str]:

@@ -21,7 +21,6 @@ class Periodic:
         self._seconds = seconds
         self._wake = threading.Event()
         self._stop = threading.Event()
-        self._closed = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -44,7 +43,6 @@ class Periodic:
 
     def close(self) -> None:
         """Do what is left, stop, and raise what went wrong."""
-        self._closed = True
         self._stop.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -55,8 +53,8 @@ class Periodic:
     def _run(self) -> None:
         while True:
             self._wake.wait()
-            self._wake.clear()  # before the look at `_closed`, or the wake-up by `close` could be wiped out
-            if self._closed:
+            self._wake.clear()  # before the look at `_stop`, or the wake-up by `close` could be wiped out
+            if self._stop.is_set():
                 return
             self._stop.wait(self._seconds)  # `close` does not wait for the period
             if not self._attempt():

@@ -91,6 +91,10 @@ class Mark:
     """Digest of the mark's file; the next mark names it."""
 
 
+_PLAIN: Final = ("epoch", "floor", "floor_digest", "log_start")
+"""What of a mark stands in its metadata document as it is."""
+
+
 def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
     """Return mark number `epoch`.
 
@@ -107,16 +111,13 @@ def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
         plain = [column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in batch.columns]
         segments += map(SegmentRef, *(column.to_pylist() for column in plain))
     return Mark(
-        epoch=epoch,
-        floor=doc["floor"],
-        floor_digest=doc["floor_digest"],
-        log_start=doc["log_start"],
+        **{name: doc[name] for name in _PLAIN},
+        reason=doc["reason"],
         segments=tuple(segments),
         starts=json.loads(doc["starts"]),
         snapshots=tuple(
             SnapshotRef(name, offset, digest, tuple(folds)) for name, offset, digest, folds in doc.get("snapshots", ())
         ),
-        reason=doc["reason"],
         digest=meta.digest,
     )
 
@@ -133,10 +134,7 @@ def write_mark(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: s
     arrays = [column_of(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     doc = {
-        "epoch": mark.epoch,
-        "floor": mark.floor,
-        "floor_digest": mark.floor_digest,
-        "log_start": mark.log_start,
+        **{name: getattr(mark, name) for name in _PLAIN},
         "starts": json.dumps(mark.starts, separators=(",", ":")),
         "snapshots": [list(named) for named in mark.snapshots],
         "reason": mark.reason,

@@ -97,12 +97,10 @@ def recover(storage: Storage, root: str, broker: str, clock: Clock, *, force: bo
     if not force:
         _refuse_durable(storage, root, names, damage)
     # A snapshot of what is cut off would outrank each newer one of the log that goes on from here.
-    for info in storage.list(paths.snapshots(root)):
-        if (paths.snapshot_offset(info.name) or 0) > end:
-            storage.delete(f"{paths.snapshots(root)}/{info.name}")
+    ahead = [info.name for info in storage.list(paths.snapshots(root)) if (paths.snapshot_offset(info.name) or 0) > end]
+    storage.delete_many([f"{paths.snapshots(root)}/{name}" for name in ahead])
     # A part of the timer index may name what is cut off, and lack what comes in its place; without it the log is read.
-    for info in storage.list(paths.timers(root)):
-        storage.delete(f"{paths.timers(root)}/{info.name}")
+    storage.delete_many([f"{paths.timers(root)}/{info.name}" for info in storage.list(paths.timers(root))])
     for name in names:
         source = f"{paths.commitlog(root)}/{name}"
         data = storage.read(source)

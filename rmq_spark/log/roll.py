@@ -15,9 +15,10 @@ the snapshot that the mark before has named, together with its records in the se
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +31,7 @@ from rmq_spark.log.marks import Mark, SegmentRef, SnapshotRef, is_overtaken, wri
 from rmq_spark.log.offers import past_announcements
 from rmq_spark.log.rows import cut, describe
 from rmq_spark.log.run_index import sort_into_runs
-from rmq_spark.log.snapshot import write_floor, write_legacy_floor
+from rmq_spark.log.snapshot import legacy_payloads, write_floor
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 
@@ -63,13 +64,22 @@ class RollResult:
     """Files that were deleted because they are not needed any more."""
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """Consecutive commits (and perhaps a small segment before them) that become one segment."""
+class Piece(NamedTuple):
+    """What goes into a segment, and expires, as a whole: a segment, or a commit that is not rolled yet."""
 
     first: int
     end: int
-    commits: int
+    bytes: int
+    min_ms: int
+    max_ms: int
+
+
+def pieces_of(view: LogView) -> list[Piece]:
+    """All that a log consists of, the oldest first."""
+    commits = view.state.commits
+    ends = [*commits.firsts[1:], view.state.offset]
+    segments = [Piece(each.first, each.end, each.bytes, each.min_ms, each.max_ms) for each in view.mark.segments]
+    return [*segments, *map(Piece, commits.firsts, ends, commits.sizes, commits.times, commits.times)]
 
 
 def roll(
@@ -102,26 +112,30 @@ def roll(
     view = LogView(log.files, log.broker, log.view.declared)
     view.load()
     mark = view.mark
-    if len(view.state.commits.firsts) < max(1, min_commits):
+    commits = len(view.state.commits.firsts)
+    if commits < max(1, min_commits):
         return RollResult(segments=(), commits=0, deleted=collect_garbage(log, mark) if tidy else 0)
-    kept, chunks = _chunks(log, view, tiered=tiered)
+    kept, ranges = _ranges(log, view, tiered=tiered)
     written: list[SegmentRef] = []
     ours: list[str] = []
     try:
-        for done, chunk in enumerate(chunks):
-            progress(done, len(chunks))
-            written.append(_write_segment(log, view, chunk))
+        for done, (first, end) in enumerate(ranges):
+            progress(done, len(ranges))
+            written.append(_write_segment(log, view, first, end))
             ours.append(f"{paths.segments(log.root)}/{written[-1].name}")
-        progress(len(chunks), len(chunks))
-        snapshot = floor_snapshot(log, view)
-        ours.append(f"{paths.floors(log.root)}/{snapshot.name}")
-        legacy = write_legacy_floor(log.storage, log.root, mark, log.clock.token(), snapshot.folds)
+        progress(len(ranges), len(ranges))
+        nonce, legacy_nonce, older = log.clock.token(), log.clock.token(), mark.snapshots
+        if (legacy := legacy_payloads(log.storage, log.root, mark)) is not None:
+            # The roller may not know all of its folds, and the next floor's segment carries none.
+            older = (write_floor(log.storage, log.root, legacy, legacy_nonce),)
+        snapshots = floor_snapshots(log, view, older, nonce)
+        ours.append(f"{paths.floors(log.root)}/{snapshots[0].name}")
         new = replace(
             mark,
             floor=view.state.offset,
             floor_digest=view.state.digest,
-            segments=kept + tuple(written),
-            snapshots=named_snapshots(mark.snapshots + legacy, snapshot),
+            segments=mark.segments[:kept] + tuple(written),
+            snapshots=snapshots,
             reason="roll",
         )
         new = write_mark(log.storage, log.root, new, mark, log.clock.token())
@@ -133,51 +147,43 @@ def roll(
         log.storage.delete_many(ours)
         return RollResult(segments=(), commits=0, deleted=0)
     deleted = collect_garbage(log, new) if tidy else 0
-    return RollResult(segments=tuple(written), commits=sum(chunk.commits for chunk in chunks), deleted=deleted)
+    return RollResult(segments=tuple(written), commits=commits, deleted=deleted)
 
 
-def floor_snapshot(log: CommitLog, view: LogView) -> SnapshotRef:
-    """Write the state at the end of `view`, where the floor will be: durable, and without commits behind the floor."""
+def floor_snapshots(log: CommitLog, view: LogView, older: Iterable[SnapshotRef], nonce: str) -> tuple[SnapshotRef, ...]:
+    """What the next mark names: a new snapshot at the end of `view`, where the floor will be, and what it lacks.
+
+    It is durable, and without commits behind the floor. Of the `older` ones those stay that hold folds it does not.
+    """
     state = view.state
     state.commits.drop_below(state.offset)
     state.durable = state.offset
-    return write_floor(log.storage, log.root, state, log.clock.token())
-
-
-def named_snapshots(before: Sequence[SnapshotRef], newest: SnapshotRef) -> tuple[SnapshotRef, ...]:
-    """What the next mark names: the newest snapshot, and older ones for the folds that it lacks."""
-    told = set(newest.folds)
-    kept = [newest]
-    for older in before:
-        if set(older.folds) - told:
-            kept.append(older)
-            told |= set(older.folds)
+    kept = [write_floor(log.storage, log.root, state.dump(), nonce)]
+    told = set(kept[0].folds)
+    for each in older:
+        if set(each.folds) - told:
+            kept.append(each)
+            told |= set(each.folds)
     return tuple(kept)
 
 
-def _chunks(log: CommitLog, view: LogView, *, tiered: bool) -> tuple[tuple[SegmentRef, ...], list[_Chunk]]:
-    """Which segments stay, and which ranges become new ones: small last segments are merged with what follows."""
-    settings, commits, kept = log.settings, view.state.commits, view.mark.segments
-    chunks: list[_Chunk] = []
-    size, begin_ms = 0, 0
-    rows = view.state.offset - view.mark.floor
-    while kept and size + kept[-1].bytes < settings.segment_bytes // 2:
-        last = kept[-1]
-        if commits.times[0] - last.min_ms > settings.segment_span_ms or (tiered and last.end - last.first > rows):
+def _ranges(log: CommitLog, view: LogView, *, tiered: bool) -> tuple[int, list[tuple[int, int]]]:
+    """How many segments stay, and the ranges of new ones: small last segments are merged with what follows."""
+    settings, pieces, kept = log.settings, pieces_of(view), len(view.mark.segments)
+    size, rows, begin_ms = 0, view.state.offset - view.mark.floor, pieces[kept].min_ms
+    while kept and size + pieces[kept - 1].bytes < settings.segment_bytes // 2:
+        last = pieces[kept - 1]
+        if begin_ms - last.min_ms > settings.segment_span_ms or (tiered and last.end - last.first > rows):
             break
-        kept = kept[:-1]
-        chunks = [_Chunk(last.first, view.mark.floor, 0)]
-        size, begin_ms, rows = size + last.bytes, last.min_ms, rows + last.end - last.first
-    ends = [*commits.firsts[1:], view.state.offset]
-    for first, end, store_ms, weight in zip(commits.firsts, ends, commits.times, commits.sizes, strict=True):
-        fresh = not chunks or size >= settings.segment_bytes or store_ms - begin_ms > settings.segment_span_ms
-        if fresh:
-            chunks.append(_Chunk(first, first, 0))
-            size, begin_ms = 0, store_ms
-        chunks[-1].end = end
-        chunks[-1].commits += 1
-        size += weight
-    return kept, chunks
+        kept, size, rows = kept - 1, size + last.bytes, rows + last.end - last.first
+    size, begin_ms = 0, pieces[kept].min_ms
+    edges = [pieces[kept].first]
+    for piece in pieces[kept:]:
+        if size >= settings.segment_bytes or piece.min_ms - begin_ms > settings.segment_span_ms:
+            edges.append(piece.first)
+            size, begin_ms = 0, piece.min_ms
+        size += piece.bytes
+    return kept, [*pairwise([*edges, view.state.offset])]
 
 
 def _digest_at(log: CommitLog, view: LogView, offset: int) -> str:
@@ -192,8 +198,8 @@ def _digest_at(log: CommitLog, view: LogView, offset: int) -> str:
     return str(meta.doc["prev"])
 
 
-def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk) -> SegmentRef:
-    batch, runs, _ = sort_into_runs(_read_rows(log, view, chunk))
+def _write_segment(log: CommitLog, view: LogView, first: int, end: int) -> SegmentRef:
+    batch, runs, _ = sort_into_runs(_read_rows(log, view, first, end))
     # A run of a segment is long: blocks within it are kept small, so that times and offsets prune well.
     batches = cut(batch, runs.rows, log.settings.block_bytes, SEGMENT_RUN_BLOCKS * log.settings.block_bytes)
     bounds = np.array([block_bounds(block) for block in batches], np.int64)
@@ -201,22 +207,22 @@ def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk) -> SegmentRef:
     doc = {
         **describe(batch, runs),
         "broker": log.broker,
-        "first": chunk.first,
-        "end": chunk.end,
+        "first": first,
+        "end": end,
         "ts": int(bounds[:, 3].max()),
-        "prev": _digest_at(log, view, chunk.first),
-        "last": _digest_at(log, view, chunk.end),
+        "prev": _digest_at(log, view, first),
+        "last": _digest_at(log, view, end),
         "base": pack(integers_of(batch.column("queueOffset"))[runs.first_rows()]),
         "bounds": pack(bounds),
         "nonce": nonce,
     }
     encoded = file_encoder.Encoded(file_encoder.make_blocks("segment", batches), doc)
-    path = paths.segment(log.root, chunk.first, chunk.end, nonce)
+    path = paths.segment(log.root, first, end, nonce)
     log.storage.create_if_absent(path, encoded, durable=True)
     return SegmentRef(
         name=path.rsplit("/", 1)[1],
-        first=chunk.first,
-        end=chunk.end,
+        first=first,
+        end=end,
         bytes=encoded.tail.file_size,
         min_ms=int(bounds[:, 2].min()),
         max_ms=int(bounds[:, 3].max()),
@@ -224,14 +230,14 @@ def _write_segment(log: CommitLog, view: LogView, chunk: _Chunk) -> SegmentRef:
     )
 
 
-def _read_rows(log: CommitLog, view: LogView, chunk: _Chunk) -> pa.RecordBatch:
-    """All rows of the chunk, in log order as far as each queue is concerned."""
-    query = scan.Query(start=chunk.first, end=chunk.end, columns=tuple(schema.SEGMENT.names))
+def _read_rows(log: CommitLog, view: LogView, first: int, end: int) -> pa.RecordBatch:
+    """All rows of a range, in log order as far as each queue is concerned."""
+    query = scan.Query(start=first, end=end, columns=tuple(schema.SEGMENT.names))
     planned = scan.plan(view, query)
     planned.bounds = {}  # messages of deleted topics keep their offsets, so they are kept
     table = pa.Table.from_batches(scan.run(log, planned), schema=schema.SEGMENT).combine_chunks()
-    if table.num_rows != chunk.end - chunk.first:
-        raise NotFoundError("rows vanished while they were rolled", first=chunk.first, end=chunk.end)
+    if table.num_rows != end - first:
+        raise NotFoundError("rows vanished while they were rolled", first=first, end=end)
     merged = table.to_batches()
     if len(merged) > 1:
         raise InvalidRequestError("a segment would have over 2 GB in one column; lower segment_bytes")

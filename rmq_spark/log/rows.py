@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import InvalidRequestError
 from rmq_spark.log import bloom, schema
-from rmq_spark.log.arrow_columns import RowReorderer, copied_bytes, integers_of, offsets_of
+from rmq_spark.log.arrow_columns import RowReorderer, copied_bytes, offsets_of
 from rmq_spark.log.file_encoder import SMALL_BYTES, Blocks, Encoded, make_blocks, make_part, one_block
 from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.file_reader import read_meta
@@ -30,7 +30,6 @@ from rmq_spark.log.run_index import Runs, find_order, sort_rows
 from rmq_spark.log.schema import Row
 from rmq_spark.log.small_batch import to_message
 from rmq_spark.model import names
-from rmq_spark.model.java_hash import java_hashes
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
 
@@ -267,37 +266,3 @@ def _refuse_state(topics: list[str]) -> None:
     """State messages must be inline, where every reader of the chain meets them."""
     if state_topics := sorted(names.STATE_TOPICS.intersection(topics)):
         raise InvalidRequestError("state messages must not be in row files; append them", topics=state_topics)
-
-
-def check_described(meta: FileMeta, batch: pa.RecordBatch, first_row: int) -> None:
-    """Check that a file's metadata would hide none of these rows (`first_row` on) from a reader that asks for them.
-
-    Raises:
-        CorruptDataError: tag codes, id range or key bloom say that some row is not there.
-    """
-    if batch.num_rows == 0:
-        return
-    ids = pc.min_max(batch.column("msgId"))
-    least, greatest = meta.doc["ids"]
-    if not least <= ids["min"].as_py() <= ids["max"].as_py() <= greatest:
-        raise meta.corrupt("an id is outside the range that the metadata names", ids=[least, greatest])
-    if not tags_listed(meta.runs, batch.column("tags"), first_row):
-        raise meta.corrupt("a tag is not among those that the metadata names for its run")
-    if not bloom.holds_all(meta.bloom, batch.column("keys")):
-        raise meta.corrupt("a key is not in the key filter")
-
-
-def tags_listed(runs: Runs, tags: pa.StringArray, first_row: int) -> bool:
-    """Whether the run index lists the codes of these rows' tags (`first_row` on), each for its run."""
-    encoded = tags.dictionary_encode("encode")
-    codes = java_hashes(encoded.dictionary).astype(np.int64)[integers_of(encoded.indices)]
-    rows = np.arange(first_row, first_row + len(tags))
-    run = np.searchsorted(runs.first_rows(), rows, "right") - 1
-    low, high = int(run[0]), int(run[-1]) + 1
-    listed = np.maximum(runs.tag_counts, 0)
-    begin, end = int(listed[:low].sum()), int(listed[:high].sum())
-    owner = np.repeat(np.arange(low, high), listed[low:high])
-    # A run and a code as one number; a run with too many tags lists none and hides nothing.
-    pairs = owner << 32 | runs.tag_codes[begin:end].astype(np.int64) & 0xFFFFFFFF
-    wanted = (run << 32 | codes & 0xFFFFFFFF)[runs.tag_counts[run] >= 0]
-    return bool(np.isin(wanted, pairs).all())

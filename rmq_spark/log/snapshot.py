@@ -9,11 +9,13 @@ Those that a mark names are part of the log, in `floors/`: they hold what the ex
 
 from __future__ import annotations
 
+import binascii
 import json
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -23,7 +25,6 @@ from rmq_spark.log.arrow_columns import column_of
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, read_meta
 from rmq_spark.log.fold import UNREADABLE, Fold
-from rmq_spark.log.legacy_state import unpack_state, upgrade
 from rmq_spark.log.marks import Mark, SnapshotRef
 from rmq_spark.log.queues import Queues
 from rmq_spark.log.state import LogState
@@ -38,6 +39,9 @@ Loaded = tuple[LogState, list[type[Fold]]]
 
 _DAMAGED: Final = (CorruptDataError, UnsupportedVersionError, *UNREADABLE)
 
+_NOT_FOLDS: Final = ("core", "queues", "commits")
+_EMPTY_IF_ABSENT: Final = ("table_leases",)
+
 _log = logging.getLogger(__name__)
 
 
@@ -50,27 +54,9 @@ def write_snapshot(storage: Storage, root: str, state: LogState, nonce: str) -> 
     return path
 
 
-def write_floor(storage: Storage, root: str, state: LogState, nonce: str) -> SnapshotRef:
-    """Write `state` durably for a mark to name. Only marks decide how long it stays, so it has a place of its own."""
-    return _write_floor(storage, root, state.offset, state.dump(), nonce)
-
-
-def write_legacy_floor(
-    storage: Storage, root: str, mark: Mark, nonce: str, told: Collection[str]
-) -> tuple[SnapshotRef, ...]:
-    """Format version 1: write the state that the last segment carries for the next mark to name, unless `told` has it.
-
-    The roller may not know all of its folds, and the next floor's segment carries none.
-    """
-    if not mark.floor or mark.snapshots:
-        return ()
-    payloads = _legacy_payloads(storage, root, mark)
-    if set(_folds_in(payloads)) <= set(told):
-        return ()
-    return (_write_floor(storage, root, mark.floor, payloads, nonce),)
-
-
-def _write_floor(storage: Storage, root: str, offset: int, payloads: Mapping[str, bytes], nonce: str) -> SnapshotRef:
+def write_floor(storage: Storage, root: str, payloads: Mapping[str, bytes], nonce: str) -> SnapshotRef:
+    """Write a state durably for a mark to name. Only marks decide how long it stays, so it has a place of its own."""
+    offset = json.loads(payloads["core"])["offset"]
     path = paths.floor(root, offset, nonce)
     digest = _create(storage, path, payloads, nonce, last=-1, durable=True)
     return SnapshotRef(path.rsplit("/", 1)[1], offset, digest, tuple(_folds_in(payloads)))
@@ -104,9 +90,9 @@ def _create(
 
 def _drop_older(storage: Storage, root: str, kept: str, told: set[str]) -> None:
     """Delete all but the newest few; an older one that alone holds some fold stays."""
-    listed = sorted(snapshot_names(storage, root), reverse=True)
-    for number, name in enumerate(listed):
-        if name == kept or number < KEEP:
+    older = sorted(snapshot_names(storage, root), reverse=True)[KEEP:]
+    for name in older:
+        if name == kept:
             continue
         try:
             folds = set(read_meta(storage, f"{paths.snapshots(root)}/{name}", "snapshot").doc.get("folds", ()))
@@ -119,12 +105,10 @@ def _drop_older(storage: Storage, root: str, kept: str, told: set[str]) -> None:
         told |= folds
 
 
-def newest_state(
-    storage: Storage, root: str, mark: Mark, folds: Sequence[type[Fold]], names: Sequence[str]
-) -> Loaded | None:
-    """The state of the newest snapshot among `names`, above the mark's floor, that the chain vouches for, if any.
+def newest_state(storage: Storage, root: str, mark: Mark, folds: Sequence[type[Fold]], names: Sequence[str]) -> Loaded:
+    """The state of the newest snapshot among `names`, above the mark's floor, that the chain vouches for.
 
-    One that tells all of `folds` is preferred to a newer one that does not.
+    One that tells all of `folds` is preferred to a newer one that does not. If there is none: as `floor_state`.
     """
     newest: Loaded | None = None
     for _, payloads in _trusted_copies(storage, root, mark, names):
@@ -138,7 +122,7 @@ def newest_state(
         if not loaded[1]:
             return loaded
         newest = newest or loaded
-    return newest
+    return newest or floor_state(storage, root, mark, folds)
 
 
 def floor_state(storage: Storage, root: str, mark: Mark, folds: Sequence[type[Fold]]) -> Loaded:
@@ -172,8 +156,8 @@ def stored_fold(
 
 def _named_copies(storage: Storage, root: str, mark: Mark) -> Iterator[tuple[int, dict[str, bytes]]]:
     """Offset and payloads of the state at the mark's floor, then of older snapshots that the mark names."""
-    if mark.floor and not mark.snapshots:
-        yield mark.floor, _legacy_payloads(storage, root, mark)
+    if (legacy := legacy_payloads(storage, root, mark)) is not None:
+        yield mark.floor, legacy
     for named in mark.snapshots:
         meta = read_meta(storage, f"{paths.floors(root)}/{named.name}", "snapshot")
         if meta.digest != named.digest:
@@ -181,13 +165,32 @@ def _named_copies(storage: Storage, root: str, mark: Mark) -> Iterator[tuple[int
         yield named.offset, read_payloads(storage, meta)
 
 
-def _legacy_payloads(storage: Storage, root: str, mark: Mark) -> dict[str, bytes]:
-    """Format version 1: the last segment carries the state at the floor."""
+def legacy_payloads(storage: Storage, root: str, mark: Mark) -> dict[str, bytes] | None:
+    """Format version 1: the state at the floor, which the last segment carries; None where the mark names a snapshot.
+
+    Raises:
+        NotFoundError, CorruptDataError: the segment is gone or damaged.
+    """
+    if mark.snapshots or not mark.floor:
+        return None
     last = mark.segments[-1]
     meta = read_meta(storage, f"{paths.segments(root)}/{last.name}", "segment")
     if meta.digest != last.digest:
         raise meta.corrupt("not the segment that the mark names", expected=last.digest)
-    return unpack_state(meta.doc["state"])
+    payloads = json.loads(zlib.decompress(binascii.a2b_base64(meta.doc["state"])))
+    return _upgrade({name: payload.encode() for name, payload in payloads.items()})
+
+
+def _upgrade(payloads: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Payloads of format version 1, named as their folds and without versions, as today's: folds with the version 0.
+
+    A fold that came late was left out while it was empty.
+    """
+    folds = dict.fromkeys(_EMPTY_IF_ABSENT, b"{}")
+    folds.update({name: payload for name, payload in payloads.items() if name not in _NOT_FOLDS})
+    upgraded = {name: payloads[name] for name in _NOT_FOLDS}
+    upgraded.update({f"fold/{name}": b'{"version":0,"state":%b}' % payload for name, payload in folds.items()})
+    return upgraded
 
 
 def _trusted_copies(
@@ -225,7 +228,7 @@ def is_vouched(storage: Storage, root: str, snapshot: FileMeta, mark: Mark) -> b
     return (commit.doc["first"] + commit.rows, commit.digest) == (doc["offset"], doc["digest"])
 
 
-def comparable(state: LogState, floor: int, starts: Queues) -> dict[str, bytes]:
+def comparable(state: LogState, floor: int, starts: Queues) -> dict[str, Any]:
     """The part of a state on which every fold of the same commits agrees, seen from a mark's floor and starts.
 
     Left out is what depends on the reader: which marks it knew when, and what it knows to be durable.
@@ -234,16 +237,10 @@ def comparable(state: LogState, floor: int, starts: Queues) -> dict[str, bytes]:
     copy.commits.drop_below(floor)
     copy.queues.raise_starts(starts)
     copy.durable = 0
-    plain = copy.dump()
-    commits = json.loads(plain["commits"])
+    plain = {name: json.loads(payload) for name, payload in copy.dump().items()}
     # Which commits' runs are listed depends on the version that made the copy.
-    plain["commits"] = json.dumps({name: commits[name] for name in ("firsts", "times", "sizes", "prints")}).encode()
-    return {name: _sorted(payload) for name, payload in plain.items()}
-
-
-def _sorted(payload: bytes) -> bytes:
-    # The order of keys is the order in which they came, and a loaded state has forgotten some that went.
-    return json.dumps(json.loads(payload), sort_keys=True).encode()
+    plain["commits"] = {name: plain["commits"][name] for name in ("firsts", "times", "sizes", "prints")}
+    return plain
 
 
 def read_payloads(storage: Storage, meta: FileMeta) -> dict[str, bytes]:
@@ -252,7 +249,7 @@ def read_payloads(storage: Storage, meta: FileMeta) -> dict[str, bytes]:
     blocks = range(len(meta.places.rows))
     for _, batch in FileReader(storage, meta).read_blocks(blocks, ["name", "payload"]):
         payloads.update(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
-    return payloads if "folds" in meta.doc else upgrade(payloads)
+    return payloads if "folds" in meta.doc else _upgrade(payloads)
 
 
 def snapshot_names(storage: Storage, root: str) -> list[str]:

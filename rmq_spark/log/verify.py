@@ -6,10 +6,10 @@ longer be read), and goes on behind it. Warnings are things that cost nothing: l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,16 +25,10 @@ from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import Progress, block_bounds, no_progress
 from rmq_spark.log.rows import join_described
 from rmq_spark.log.run_index import Runs, queue_offsets
+from rmq_spark.log.small_commits import decode_small, is_small
 from rmq_spark.log.snapshot import comparable, is_vouched, read_payloads
 from rmq_spark.log.state import LogState
-from rmq_spark.log.verify_files import (
-    DESCRIBED,
-    check_references,
-    check_rows,
-    check_together,
-    described_rows,
-    read_whole,
-)
+from rmq_spark.log.verify_files import check_blocks, check_references, check_rows, read_whole
 from rmq_spark.log.view import LogView
 from rmq_spark.storage import paths
 from rmq_spark.storage.base import Storage
@@ -124,7 +118,7 @@ class _Verifier(LogView):
         """First offsets of the commits that there were at the beginning."""
         self._queues = Queues()
         """Counted from the rows of segments and commits."""
-        self._folded: dict[int, dict[str, bytes]] = {}
+        self._folded: dict[int, dict[str, Any]] = {}
         """Offset of a snapshot -> the state that the log itself gives there."""
 
     def run(self, newest: int) -> Report:
@@ -148,6 +142,7 @@ class _Verifier(LogView):
                 self._warn(f"{paths.segments(self.root)}/{name}", "segment that no mark names; roll deletes it")
             for name in sorted(set(data) - self._referenced):
                 self._warn(paths.data_file(self.root, name), "row file that no commit refers to")
+            self._report.snapshots = len(mark.snapshots) + len(snapshots)
             self._check_named_snapshots(mark)
             for name in sorted(snapshots):
                 self._check_snapshot(mark, name, snapshots[name])
@@ -159,36 +154,31 @@ class _Verifier(LogView):
     def _check_marks(self, newest: int) -> Mark | None:
         """Every mark is readable, follows its predecessor, and moves nothing backwards."""
         last: Mark | None = Mark(floor_digest=genesis(self.storage, self.root))
+        self._report.marks = newest
         for epoch in range(1, newest + 1):
-            self._report.marks += 1
             path = paths.mark(self.root, epoch)
-            try:
-                meta = self._read(path)
-                mark = read_mark(self.storage, self.root, epoch)
-            except (RmqError, *UNREADABLE) as error:
-                self._damage(path, _text(error), first=0 if epoch == newest else None)
-                last = None
-                continue
-            if last is not None and (meta.doc["prev"] != last.digest or mark.floor < last.floor):
-                self._damage(path, "mark does not follow its predecessor")
-            last = mark
+            before, last = last, None
+            with self._telling(path, first=0 if epoch == newest else None):
+                meta = self._read(path, "mark")
+                last = read_mark(self.storage, self.root, epoch)
+                if before is not None and (meta.doc["prev"] != before.digest or last.floor < before.floor):
+                    self._damage(path, "mark does not follow its predecessor")
         return last
 
     def _check_segments(self, mark: Mark) -> None:
         """Segments follow each other without gap and hold every offset once."""
+        self._report.segments = len(mark.segments)
         self._report.log_start = at = mark.log_start
         self._queues = Queues.load(mark.starts)
-        before: FileMeta | None = None
+        last: FileMeta | None = None
         for segment in mark.segments:
             path = f"{paths.segments(self.root)}/{segment.name}"
             if segment.first != at:
                 self._damage(path, "segments do not follow each other", first=at, end=segment.first)
             at = segment.end
-            self._report.segments += 1
-            try:
-                meta = self._read(path)
-                if meta.kind != "segment" or meta.digest != segment.digest:
-                    raise meta.corrupt("not the segment that the mark names", expected=segment.digest)
+            before, last = last, None
+            with self._telling(path, first=segment.first, end=segment.end):
+                meta = self._read(path, "segment", segment.digest)
                 self._check_segment_rows(meta, segment)
                 if before is not None and meta.doc["prev"] != before.doc["last"]:
                     raise meta.corrupt("chain is broken between segments")
@@ -196,51 +186,39 @@ class _Verifier(LogView):
                     raise meta.corrupt("the log of another store begins here")
                 self._check_counts(meta, meta.runs, meta.bases)
                 self._queues.advance(meta.runs)
-                before = meta
-            except (RmqError, *UNREADABLE) as error:
-                self._damage(path, _text(error), first=segment.first, end=segment.end)
-                before = None
-        if mark.floor != at or (before is not None and before.doc["last"] != mark.floor_digest):
+                last = meta
+        if mark.floor != at or (last is not None and last.doc["last"] != mark.floor_digest):
             self._damage(paths.mark(self.root, mark.epoch), "floor does not stand on the last segment")
 
     def _check_segment_rows(self, meta: FileMeta, segment: SegmentRef) -> None:
-        columns = ["commitOffset", "queueOffset", "storeTimestamp", *DESCRIBED]
-        offsets, times, bounds = [], [], []
-        at = 0
-        expected = queue_offsets(meta.runs.rows, meta.bases)
-        for batch in described_rows(self.storage, meta, columns):
-            offsets.append(batch.column(0).to_numpy())
-            times.append(batch.column(2).cast(pa.int64()).to_numpy())
-            bounds.append(block_bounds(batch))
-            if not np.array_equal(batch.column(1).to_numpy(), expected[at : at + batch.num_rows]):
-                raise meta.corrupt("queue offsets are not dense")
-            at += batch.num_rows
-        every = np.concatenate(offsets) if offsets else np.empty(0, np.int64)
-        order = np.argsort(every)
-        if not np.array_equal(every[order], np.arange(meta.doc["first"], meta.doc["end"])):
+        blocks = check_blocks(self.storage, meta, ["commitOffset", "queueOffset", "storeTimestamp"])
+        columns = [column.cast(pa.int64()) for column in pa.concat_batches(blocks).columns]
+        offsets, numbers, times = (column.to_numpy() for column in columns)  # refuses nulls
+        if not np.array_equal(numbers, queue_offsets(meta.runs.rows, meta.bases)):
+            raise meta.corrupt("queue offsets are not dense")
+        order = np.argsort(offsets)
+        if not np.array_equal(offsets[order], np.arange(meta.doc["first"], meta.doc["end"])):
             raise meta.corrupt("log offsets are not each there once")
-        when = np.concatenate(times)[order]
-        if np.any(np.diff(when) < 0):
+        times = times[order]
+        if np.any(np.diff(times) < 0):
             raise meta.corrupt("storeTimestamp goes backwards")
-        if not np.array_equal(np.array(bounds), meta.block_bounds):
+        if not np.array_equal([block_bounds(block) for block in blocks], meta.block_bounds):
             raise meta.corrupt("bounds of the blocks are not those of their rows")
         named = (segment.first, segment.end, segment.bytes, segment.min_ms, segment.max_ms)
-        if named != (meta.doc["first"], meta.doc["end"], meta.size, int(when[0]), int(when[-1])):
+        if named != (meta.doc["first"], meta.doc["end"], meta.size, int(times[0]), int(times[-1])):
             raise meta.corrupt("mark describes the segment wrongly")
-        self._report.messages += at
+        self._report.messages += meta.rows
 
     def _check_floor(self, mark: Mark) -> None:
         """The state at the floor is there, and counts what the segments hold."""
-        try:
+        named = next((each.name for each in mark.snapshots if each.offset == mark.floor), None)
+        path = paths.mark(self.root, mark.epoch) if named is None else f"{paths.floors(self.root)}/{named}"
+        with self._telling(path):
             self.load_floor()
             if (self.state.offset, self.state.digest) != (mark.floor, mark.floor_digest):
                 raise CorruptDataError("state is of another offset than the floor", offset=self.state.offset)
             if not self._damaged and not self._queues.same_ends(self.state.queues):
                 raise CorruptDataError("state at the floor does not count the segments' rows")
-        except (RmqError, *UNREADABLE) as error:
-            named = next((each.name for each in mark.snapshots if each.offset == mark.floor), None)
-            path = paths.mark(self.root, mark.epoch) if named is None else f"{paths.floors(self.root)}/{named}"
-            self._damage(path, _text(error))
         self.state.offset, self.state.digest = mark.floor, mark.floor_digest
 
     # -------------------------------------------------------- commits
@@ -280,10 +258,10 @@ class _Verifier(LogView):
         """
         runs = metas[0].runs if len(metas) == 1 else join_described(metas)[0]
         self._check_counts(metas[0], runs, np.concatenate([meta.bases for meta in metas]))
-        if len(metas) > 1:
-            check_together(metas, runs)
+        if is_small(metas[0]):
+            check_rows(metas, runs, decode_small(metas))
         else:
-            self._check_commit(metas[0])
+            self._check_large(metas[0])
         times = [self.state.store_ms, *(meta.doc["ts"] for meta in metas)]
         super().fold(metas)
         self._queues.advance(runs)
@@ -304,32 +282,24 @@ class _Verifier(LogView):
         if not np.array_equal(bases, expected):
             raise meta.corrupt("queue offsets do not continue where the log left them")
 
-    def _check_commit(self, meta: FileMeta) -> None:
-        whole = meta if meta.whole is not None else read_whole(self.storage, meta.path)
-        named = meta.doc.get("files")
+    def _check_large(self, commit: FileMeta) -> None:
+        """Check the rows of a commit that is not small: its own, or those of the row files that it refers to."""
+        whole = commit if commit.whole is not None else read_whole(self.storage, commit.path)
+        named = commit.doc.get("files", ())
         if not named:
-            check_rows(self.storage, whole)
-            return
-        files = [self._check_row_file(meta, name, digest) for name, digest, *_ in named]
-        sound = [file for file in files if file is not None]
-        if len(sound) == len(named):
-            check_references(meta, sound)
-
-    def _check_row_file(self, commit: FileMeta, name: str, digest: str) -> FileMeta | None:
-        """The metadata of a row file; None if it is damaged."""
-        path = paths.data_file(self.root, name)
-        self._referenced.add(name)
-        self._report.row_files += 1
-        try:
-            meta = self._read(path)
-            if meta.kind != "rows" or meta.digest != digest:
-                raise meta.corrupt("not the row file that its commit names", expected=digest)
-            check_rows(self.storage, meta)
-        except (RmqError, *UNREADABLE) as error:
-            first = commit.doc["first"]
-            self._damage(path, _text(error), first=first, end=first + commit.rows)
-            return None
-        return meta
+            check_blocks(self.storage, whole)
+        first = commit.doc["first"]
+        files = []
+        for name, digest, *_ in named:
+            self._referenced.add(name)
+            self._report.row_files += 1
+            path = paths.data_file(self.root, name)
+            with self._telling(path, first=first, end=first + commit.rows):
+                file = self._read(path, "rows", digest)
+                check_blocks(self.storage, file)
+                files.append(file)
+        if named and len(files) == len(named):
+            check_references(commit, files)
 
     def _check_strays(self, mark: Mark) -> None:
         known = {finding.path for finding in self._report.findings}
@@ -348,30 +318,22 @@ class _Verifier(LogView):
     def _check_named_snapshots(self, mark: Mark) -> None:
         for named in mark.snapshots:
             path = f"{paths.floors(self.root)}/{named.name}"
-            self._report.snapshots += 1
-            try:
-                meta = self._read(path)
-                if meta.digest != named.digest:
-                    raise meta.corrupt("not the snapshot that the mark names", expected=named.digest)
-                read_payloads(self.storage, meta)
-            except (RmqError, *UNREADABLE) as error:
-                self._damage(path, _text(error))
+            with self._telling(path):
+                read_payloads(self.storage, self._read(path, "snapshot", named.digest))
 
     def _check_snapshot(self, mark: Mark, name: str, offset: int) -> None:
         path = f"{paths.snapshots(self.root)}/{name}"
         vouched = False
         try:
-            meta = self._read(path)
+            meta = self._read(path, "snapshot")
             state, _ = LogState.load(read_payloads(self.storage, meta), self.declared)
             with suppress(NotFoundError):
                 vouched = is_vouched(self.storage, self.root, meta, mark)
         except NotFoundError:
             return  # a newer one has taken its place
         except (RmqError, *UNREADABLE) as error:
-            self._report.snapshots += 1
             self._warn(path, f"damaged snapshot, readers skip it: {error}")
             return
-        self._report.snapshots += 1
         if state.offset != offset:
             self._damage(path, f"snapshot is of offset {state.offset}, its name tells another; delete this snapshot")
             return
@@ -403,9 +365,12 @@ class _Verifier(LogView):
 
     # -------------------------------------------------------- what is told
 
-    def _read(self, path: str) -> FileMeta:
+    def _read(self, path: str, kind: str, digest: str | None = None) -> FileMeta:
+        """The metadata of a file, which must be of this kind, and the one of this digest, if one is named."""
         meta = read_whole(self.storage, path)
         self._count_file(meta.size)
+        if meta.kind != kind or meta.digest != (digest or meta.digest):
+            raise meta.corrupt(f"not the {kind} file that is named", expected=digest)
         return meta
 
     def _count_file(self, size: int) -> None:
@@ -423,6 +388,14 @@ class _Verifier(LogView):
             else:
                 self._warn(f"{place}/{info.name}", "foreign file, not part of the log; nobody reads or deletes it")
         return ours
+
+    @contextmanager
+    def _telling(self, path: str, *, first: int | None = None, end: int | None = None) -> Iterator[None]:
+        """What goes wrong meanwhile is damage of the file at `path`; the offsets [first, end) are lost by it."""
+        try:
+            yield
+        except (RmqError, *UNREADABLE) as error:
+            self._damage(path, _text(error), first=first, end=end)
 
     def _damage(self, path: str, problem: str, *, first: int | None = None, end: int | None = None) -> None:
         self._damaged = True

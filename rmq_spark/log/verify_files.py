@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rmq_spark.log import bloom
-from rmq_spark.log.arrow_columns import integers
+from rmq_spark.log.arrow_columns import integers, integers_of
 from rmq_spark.log.file_format import FileMeta, parse
 from rmq_spark.log.file_reader import FileReader
-from rmq_spark.log.rows import check_described, join_described, tags_listed
+from rmq_spark.log.rows import join_described
 from rmq_spark.log.run_index import Runs
-from rmq_spark.log.small_commits import decode_small
+from rmq_spark.model import java_hash
 from rmq_spark.storage.base import Storage
 
-DESCRIBED: Final = ("topic", "queueId", "msgId", "tags", "keys")
-"""The columns of which a file's metadata says something."""
+I64 = npt.NDArray[np.int64]
 
 
 def read_whole(storage: Storage, path: str) -> FileMeta:
@@ -34,71 +33,77 @@ def read_whole(storage: Storage, path: str) -> FileMeta:
     return parse(path, data, len(data))
 
 
-def check_rows(storage: Storage, meta: FileMeta) -> None:
-    """Check every row of a whole file against everything that the metadata says of them.
+def check_blocks(storage: Storage, meta: FileMeta, columns: Sequence[str] = ()) -> list[pa.RecordBatch]:
+    """Check every row of a whole file, as `check_rows`, and return these columns of each block.
 
     Raises:
         CorruptDataError: rows cannot be parsed, or are not as the metadata says.
     """
-    for _ in described_rows(storage, meta, DESCRIBED):
-        pass
-
-
-def described_rows(storage: Storage, meta: FileMeta, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Every block, after checking its rows against everything that the metadata says of them.
-
-    Raises:
-        CorruptDataError: rows cannot be parsed, or are not as the metadata says.
-    """
-    if int(meta.runs.rows.sum()) != meta.rows:
-        raise meta.corrupt("run index does not cover the rows")
     at = 0
-    # All columns, for their check-sums; then only those that are asked for.
-    every = FileReader(storage, meta).read_blocks(range(len(meta.places.rows)), meta.schema.names)
-    for _, block in every:
-        batch = block.select(list(columns))
-        if not _in_runs(meta.runs, batch, at):
-            raise meta.corrupt("run index does not describe the rows", row=at)
-        check_described(meta, batch, at)
-        yield batch
+    blocks = []
+    # All columns are read, for their check-sums.
+    for _, batch in FileReader(storage, meta).read_blocks(range(len(meta.places.rows)), meta.schema.names):
+        check_rows([meta], meta.runs, batch, at)
+        blocks.append(batch.select(list(columns)))
         at += batch.num_rows
-    if at != meta.rows:
+    if at != meta.rows or at != meta.runs.rows.sum():
         raise meta.corrupt("file has another number of rows than its metadata says", rows=at)
+    return blocks
 
 
-def check_together(metas: Sequence[FileMeta], runs: Runs) -> None:
-    """As `check_rows`, for small commits, whose runs are `runs`. The error does not say which one is damaged.
+def check_rows(metas: Sequence[FileMeta], runs: Runs, rows: pa.RecordBatch, first_row: int = 0) -> None:
+    """Check rows (`first_row` on) of files, whose runs together are `runs`, against all that the metadata says of them.
 
     Raises:
-        CorruptDataError: rows of one cannot be parsed, or are not as its metadata says.
+        CorruptDataError: it says other than the rows, or would hide one from a reader that asks for it. Of several
+            files the error does not say which one is damaged.
     """
-    rows = decode_small(metas).select(DESCRIBED)
     counts = [meta.rows for meta in metas]
-    file_of = integers(np.repeat(np.arange(len(metas)), counts))
-    least, greatest = (pa.array([meta.doc["ids"][end] for meta in metas]).take(file_of) for end in (0, 1))
-    ids, keys = rows.column("msgId"), rows.column("keys").to_pylist()
-    if not (
-        [sum(meta.runs.rows.tolist()) for meta in metas] == counts
-        and _in_runs(runs, rows, 0)
-        and tags_listed(runs, rows.column("tags"), 0)
-        and pc.all(pc.and_(pc.less_equal(least, ids), pc.less_equal(ids, greatest))).as_py()
-        and all(
-            bloom.may_contain(metas[file].bloom, key)
-            for file, text in zip(file_of.to_pylist(), keys, strict=True)
-            for key in (text or "").split(" ")
-            if key
-        )
-    ):
-        raise metas[0].corrupt("this or a later commit has other rows than its metadata says", commits=len(metas))
+    numbers = np.arange(first_row, first_row + rows.num_rows)
+    file = np.searchsorted(np.cumsum(counts), numbers, "right")
+    run = np.searchsorted(runs.first_rows(), numbers, "right") - 1
+    problem = None
+    if [meta.runs.rows.sum() for meta in metas] != counts or first_row + rows.num_rows > sum(counts):
+        problem = "run index does not cover the rows"
+    elif not rows.num_rows:
+        pass
+    elif not _in_runs(runs, run, rows):
+        problem = "run index does not describe the rows"
+    elif not _tags_listed(runs, run, rows.column("tags")):
+        problem = "a tag is not among those that the metadata names for its run"
+    elif not _ids_named(metas, file, rows.column("msgId")):
+        problem = "an id is outside the range that the metadata names"
+    elif not bloom.holds_all([meta.bloom for meta in metas], file, rows.column("keys")):
+        problem = "a key is not in the key filter"
+    if problem is not None:
+        raise metas[0].corrupt(problem, row=first_row, commits=len(metas))
 
 
-def _in_runs(runs: Runs, batch: pa.RecordBatch, first_row: int) -> bool:
-    """Whether the columns `topic` and `queueId` of rows (`first_row` on) say the same as the run index."""
-    rows = np.arange(first_row, first_row + batch.num_rows)
-    run = np.searchsorted(runs.first_rows(), rows, "right") - 1
+def _in_runs(runs: Runs, run: I64, rows: pa.RecordBatch) -> bool:
+    """Whether the columns `topic` and `queueId` of rows say the same as their runs."""
     topics = pa.array(runs.topics, pa.string()).take(pa.array(runs.topic[run]))
-    queues = batch.column("queueId").to_numpy()
-    return bool(batch.column("topic").equals(topics)) and np.array_equal(queues, runs.queue[run])
+    queues = rows.column("queueId").to_numpy()
+    return bool(rows.column("topic").equals(topics)) and np.array_equal(queues, runs.queue[run])
+
+
+def _tags_listed(runs: Runs, run: I64, tags: pa.StringArray) -> bool:
+    """Whether the run index lists the codes of these rows' tags, each for its run."""
+    encoded = tags.dictionary_encode("encode")
+    codes = java_hash.java_hashes(encoded.dictionary).astype(np.int64)[integers_of(encoded.indices)]
+    low, high = int(run[0]), int(run[-1]) + 1
+    listed = np.maximum(runs.tag_counts, 0)
+    begin, end = int(listed[:low].sum()), int(listed[:high].sum())
+    owner = np.repeat(np.arange(low, high), listed[low:high])
+    # A run and a code as one number; a run with too many tags lists none and hides nothing.
+    pairs = owner << 32 | runs.tag_codes[begin:end].astype(np.int64) & 0xFFFFFFFF
+    wanted = (run << 32 | codes & 0xFFFFFFFF)[runs.tag_counts[run] >= 0]
+    return bool(np.isin(wanted, pairs).all())
+
+
+def _ids_named(metas: Sequence[FileMeta], file: I64, ids: pa.StringArray) -> bool:
+    """Whether these ids lie in the ranges that their files name."""
+    least, greatest = (pa.array([meta.doc["ids"][end] for meta in metas]).take(integers(file)) for end in (0, 1))
+    return bool(pc.all(pc.and_(pc.less_equal(least, ids), pc.less_equal(ids, greatest))).as_py())
 
 
 def check_references(meta: FileMeta, files: Sequence[FileMeta]) -> None:

@@ -106,8 +106,7 @@ class LogView:
         try:
             names = snapshot_names(self.storage, self.root)
             self.snapshots_end = max((paths.snapshot_offset(name) or 0 for name in names), default=0)
-            stored = newest_state(self.storage, self.root, self.mark, self.declared, names)
-            self.state, unknown = stored or floor_state(self.storage, self.root, self.mark, self.declared)
+            self.state, unknown = newest_state(self.storage, self.root, self.mark, self.declared, names)
             self._trim()
             begin = next(iter(self.state.commits.firsts), self.state.offset)
             if begin != self.mark.floor:

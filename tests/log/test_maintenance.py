@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from rmq_spark.log.core_folds import RowFiles, SinkBatches, Truncations
 from rmq_spark.log.expire import expire
 from rmq_spark.log.file_format import pack
 from rmq_spark.log.fold import Fold
-from rmq_spark.log.marks import SnapshotRef
+from rmq_spark.log.marks import Mark, SnapshotRef
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.recover import recover
 from rmq_spark.log.roll import roll
@@ -359,9 +359,9 @@ class TestVerifyLooksDeeper:
         log = filled(count=4, segment_bytes=1)
         read_rows = roll_module._read_rows
 
-        def shifted(log: CommitLog, view: LogView, chunk: Any) -> pa.RecordBatch:
-            batch = read_rows(log, view, chunk)
-            if chunk.first < 2:
+        def shifted(log: CommitLog, view: LogView, first: int, end: int) -> pa.RecordBatch:
+            batch = read_rows(log, view, first, end)
+            if first < 2:
                 return batch
             at = batch.schema.get_field_index("queueOffset")
             moved = pa.array([offset + 1000 for offset in batch.column(at).to_pylist()], pa.int64())
@@ -371,15 +371,52 @@ class TestVerifyLooksDeeper:
         assert len(roll(log).segments) == 4
         assert [finding.first for finding in damage(log.storage)] == [2], "one jump is one finding"
 
+    def test_a_mark_that_describes_a_segment_wrongly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = filled(count=4)
+        write_mark = roll_module.write_mark
+
+        def wrong(storage: Storage, root: str, mark: Mark, *rest: Any) -> Mark:
+            segments = tuple(each._replace(max_ms=each.max_ms + 1) for each in mark.segments)
+            return write_mark(storage, root, replace(mark, segments=segments), *rest)
+
+        monkeypatch.setattr(roll_module, "write_mark", wrong)
+        roll(log)
+        assert ["mark describes" in finding.problem for finding in damage(log.storage)] == [True]
+
+    def test_a_mark_that_names_another_predecessor(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = filled(count=4)
+        roll(log)
+        log.append(message("x"))
+        write_mark = roll_module.write_mark
+
+        def wrong(storage: Storage, root: str, mark: Mark, previous: Mark, nonce: str) -> Mark:
+            return write_mark(storage, root, mark, replace(previous, digest="f" * 32), nonce)
+
+        monkeypatch.setattr(roll_module, "write_mark", wrong)
+        roll(log, min_commits=1)
+        assert ["does not follow" in finding.problem for finding in damage(log.storage)] == [True]
+
+    def test_segments_that_do_not_hang_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = filled(count=2, segment_bytes=1)
+        digest_at, asked = roll_module._digest_at, list[int]()
+
+        def wrong(log: CommitLog, view: LogView, offset: int) -> str:
+            asked.append(offset)
+            return "f" * 32 if asked == [0, 1, 1] else digest_at(log, view, offset)
+
+        monkeypatch.setattr(roll_module, "_digest_at", wrong)
+        roll(log)
+        assert ["chain is broken" in finding.problem for finding in damage(log.storage)] == [True]
+
     def test_a_floor_whose_state_counts_wrongly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=4)
-        floor_snapshot = roll_module.floor_snapshot
+        floor_snapshots = roll_module.floor_snapshots
 
-        def wrong(log: CommitLog, view: LogView) -> SnapshotRef:
+        def wrong(log: CommitLog, view: LogView, older: Iterable[SnapshotRef]) -> tuple[SnapshotRef, ...]:
             view.state.queues.advance(prepare(message("x"), 1 << 18).runs)
-            return floor_snapshot(log, view)
+            return floor_snapshots(log, view, older)
 
-        monkeypatch.setattr(roll_module, "floor_snapshot", wrong)
+        monkeypatch.setattr(roll_module, "floor_snapshots", wrong)
         roll(log)
         assert ["state" in finding.problem for finding in damage(log.storage)] == [True]
 
@@ -450,6 +487,48 @@ class TestVerifyLooksDeeper:
             plant(log, two._replace(blocks=one.blocks), rows=2),
         ]
         assert [finding.path for finding in damage(log.storage)] == wrong
+
+    def test_run_indexes_that_are_right_together_and_wrong_each(self) -> None:
+        log = filled(count=1)
+        one, two = (prepare(MessageBatch.merge([message("m")] * count), 1 << 18) for count in (1, 2))
+        wrong = [plant(log, one, runs=two.doc["runs"]), plant(log, two, runs=one.doc["runs"])]
+        assert [finding.path for finding in damage(log.storage)] == wrong
+
+    def test_a_large_commit_with_fewer_rows_than_its_metadata_says(self) -> None:
+        log = filled(count=1)
+        three, four = (
+            prepare(MessageBatch.merge([message("m", body=bytes(20_000))] * rows), 1 << 18) for rows in (3, 4)
+        )
+        path = plant(log, three, rows=4, runs=four.doc["runs"])
+        assert [finding.path for finding in damage(log.storage)] == [path]
+
+    @pytest.mark.parametrize(
+        ("column", "values", "problem"),
+        [
+            ("queueOffset", [0, 1, 3], "queue offsets are not dense"),
+            ("queueOffset", [0, None, 2], "ArrowInvalid"),
+            ("commitOffset", [0, 1, 1], "log offsets are not each there once"),
+            ("storeTimestamp", [5, 7, 6], "storeTimestamp goes backwards"),
+        ],
+    )
+    def test_rows_of_a_segment_that_are_not_as_it_says(
+        self, column: str, values: list[int | None], problem: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = open_log()
+        for number in range(3):
+            log.append(message(f"m{number}"))
+        read_rows = roll_module._read_rows
+
+        def shifted(*given: Any) -> pa.RecordBatch:
+            batch = read_rows(*given)
+            field = batch.schema.field(column)
+            return batch.set_column(
+                batch.schema.names.index(column), field, pa.array(values, pa.int64()).cast(field.type)
+            )
+
+        monkeypatch.setattr(roll_module, "_read_rows", shifted)
+        roll(log)
+        assert [problem in finding.problem for finding in damage(log.storage)] == [True]
 
     def test_sound_small_commits_are_checked_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
         log = filled(count=5)
