@@ -319,7 +319,7 @@ class _Reading:
         deciding = self._deciding()
         # Who knows the rows by queue and log offset has them in one read: nearly every one that is looked at matches.
         first_read = [*deciding, *wanted] if self._query.offsets is not None and self._bounds else deciding or wanted
-        for low, high, batch in self._reader.read_stretches(blocks, self._stored(first_read)):
+        for low, high, batch in self._reader.read(blocks, self._stored(first_read)):
             rows = self._rows_of(low, high, first, last)
             self._stats.rows_read += len(rows)
             if not deciding:
@@ -339,7 +339,7 @@ class _Reading:
             return
         starts = self._meta.block_rows
         hit = np.unique(np.searchsorted(starts, rows, "right") - 1).tolist()
-        for low, high, more in self._reader.read_stretches(hit, rest):
+        for low, high, more in self._reader.read(hit, rest):
             begin, end = int(starts[low]), int(starts[high])
             part = batch.slice(begin - int(starts[block]), end - begin)
             names = batch.schema.names + more.schema.names

@@ -218,7 +218,7 @@ class TimeSearch:
     def _block_times(self, seen: _LogSnapshot, meta: FileMeta, block: int) -> I64:
         times = seen.blocks.get((meta.path, block))
         if times is None:
-            _, batch = next(FileReader(self._log.storage, meta).read_blocks([block], ["storeTimestamp"]))
+            _, _, batch = next(FileReader(self._log.storage, meta).read([block], ["storeTimestamp"]))
             times = integers_of(batch.column(0))
             seen.blocks[meta.path, block] = times
         return times

@@ -54,8 +54,9 @@ def described_rows(storage: Storage, meta: FileMeta, columns: Sequence[str]) -> 
         raise meta.corrupt("run index does not cover the rows")
     at = 0
     # All columns, for their check-sums; then only those that are asked for.
-    every = FileReader(storage, meta).read_blocks(range(len(meta.places.rows)), meta.schema.names)
-    for _, block in every:
+    reader = FileReader(storage, meta)
+    for number in range(len(meta.places.rows)):
+        [(_, _, block)] = reader.read([number], meta.schema.names)
         batch = block.select(list(columns))
         if not _in_runs(meta.runs, batch, at):
             raise meta.corrupt("run index does not describe the rows", row=at)
