@@ -20,7 +20,7 @@ from rmq_spark.log.file_format import (
     check_whole,
     parse,
 )
-from rmq_spark.log.file_layout import column_places, head, newest_schema
+from rmq_spark.log.file_layout import column_places, newest_schema
 from rmq_spark.storage.base import Storage
 
 I64 = npt.NDArray[np.int64]
@@ -127,12 +127,7 @@ class FileReader:
                 raise meta.corrupt("file changed while it was read")
         self.bytes_read += len(data)
         try:
-            begin = head(meta.doc["v"], meta.kind)
-            if data.startswith(begin):
-                rows = pa.py_buffer(data).slice(len(begin), meta.data_end - len(begin))
-                batch = pa.ipc.read_record_batch(rows, self._schema)
-            else:  # laid out by another version of pyarrow
-                batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
+            batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
         except _PARSING as error:
             raise meta.corrupt("rows cannot be parsed", reason=str(error)) from error
         if batch.num_rows != meta.rows:
