@@ -26,9 +26,8 @@ class Durability:
         if not self._is_needed or state.durable >= state.offset:
             return True
         view = self._view
-        firsts = [first for first in state.commits.from_offset(state.durable) if first >= state.durable]
         try:
-            view.storage.sync([paths.commit(view.root, first) for first in firsts])
+            view.storage.sync([paths.commit(view.root, first) for first in state.commits.from_offset(state.durable)])
         except NotFoundError:
             mark = view.mark
             state.undo_trial()
@@ -49,5 +48,5 @@ class Durability:
         state = self._view.state
         if self._is_needed and state.durable <= slot:
             for first in state.commits.from_offset(state.durable):
-                if state.durable <= first <= slot:
+                if first <= slot:
                     self.of(first)

@@ -15,13 +15,12 @@ from rmq_spark.log.file_format import (
     TAIL_BYTES,
     FileMeta,
     NeedMoreError,
-    check_block,
     check_column,
     check_header,
     check_whole,
     parse,
 )
-from rmq_spark.log.file_layout import column_places, head, newest_schema
+from rmq_spark.log.file_layout import column_places, newest_schema
 from rmq_spark.storage.base import Storage
 
 I64 = npt.NDArray[np.int64]
@@ -30,13 +29,12 @@ BOOL = npt.NDArray[np.bool_]
 Tail = tuple[bytes, int]
 """A file's last bytes, and its size."""
 
-READ_AHEAD_BYTES: Final = 4 * 1024 * 1024
-"""Neighbouring whole blocks are fetched together up to this size; it bounds a scan's memory."""
+FETCH_BYTES: Final = 4 * 1024 * 1024
+"""So many wanted bytes are fetched at once; it bounds a scan's memory."""
 STRETCH_ROWS: Final = 16_384
-STRETCH_BYTES: Final = 4 * 1024 * 1024
-"""Neighbouring blocks are put together up to so many rows and bytes."""
-_PARSING: Final = (pa.ArrowException, IndexError, ValueError, StopIteration, struct.error)
-"""What a header that is no header of ours leads to."""
+"""Neighbouring blocks are put together up to so many rows."""
+_PARSING: Final = (pa.ArrowException, IndexError, OSError, ValueError, StopIteration, struct.error)
+"""What bytes lead to that are not as we write them."""
 GAP_BYTES: Final = 16 * 1024
 """Two wanted ranges with no more than this between them are fetched as one."""
 
@@ -70,8 +68,8 @@ def blocks_with(meta: FileMeta, first: I64, last: I64) -> BOOL:
     return np.cumsum(touched)[:-1] > 0
 
 
-_Piece = tuple[int, pa.Buffer]
-"""Some bytes of a block, and where they stand in it."""
+_Part = tuple[pa.Buffer, int, int]
+"""A block's header or one of its columns: where it begins and ends in a buffer."""
 
 
 class FileReader:
@@ -85,78 +83,38 @@ class FileReader:
         self.bytes_read = 0
         """Bytes fetched of blocks (metadata not counted)."""
 
-    def read_blocks(self, blocks: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield (block number, its rows with only the columns `names`) in the order of `blocks`.
+    def read(self, blocks: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """Yield the rows of `blocks` with only the columns `names`, neighbouring blocks put together.
+
+        What is yielded: (first block, the one behind the last, their rows). Whatever is done with a batch has a price
+        for each batch, and a block may hold a few hundred rows only. Columns that the file's format version does not
+        have are null.
 
         Raises:
             CorruptDataError: a column's check-sum is wrong; none of its values is returned.
             NotFoundError: the file is gone.
         """
-        absent = set(names).difference(self._names)
-        if absent:
-            yield from self._read_with_nulls(blocks, names, absent)
-            return
-        wanted = [self._schema.get_field_index(name) for name in names]
         if "blocks" not in self._meta.doc:
-            yield from ((block, self._only_block().select(wanted)) for block in blocks)
+            yield from ((block, block + 1, self._select(self._only_block(), names)) for block in blocks)
             return
-        whole_row = 2 * len(wanted) > len(self._schema)
-        sizes = self._meta.places.size.tolist() if whole_row else self._wanted_bytes(names)
-        at = 0
-        while at < len(blocks):
-            group = self._group(blocks, at, sizes, neighbours=whole_row)
-            if whole_row:
-                for block, data in zip(group, self._fetch_whole(group), strict=True):
-                    yield block, self._decode(block, data, wanted)
-            else:
-                for block, pieces in zip(group, self._fetch_columns(group, wanted), strict=True):
-                    yield block, self._assemble(block, pieces, wanted)
-            at += len(group)
+        # One column at least, to know how many rows there are.
+        wanted = [column for column, name in enumerate(self._names) if name in names] or [0]
+        lows, highs = self._parts(np.array(blocks, np.int64), wanted)
+        for group in self._groups(blocks, lows, highs):
+            batches = self._read_group(blocks[group], lows[group], highs[group], wanted)
+            for stretch in self._stretches(blocks[group]):
+                # No name here holds the rows: what they lie in is used again for those that are read next.
+                yield stretch[0], stretch[-1] + 1, self._select(_join([next(batches) for _ in stretch]), names)
 
-    def _read_with_nulls(
-        self, blocks: Sequence[int], names: Sequence[str], absent: set[str]
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """As `read_blocks`; columns that the file's format version does not have are null."""
+    def _select(self, batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+        if all(name in self._names for name in names):
+            return batch.select(list(names))
         newest = newest_schema(self._meta.kind)
-        present = [name for name in names if name not in absent]
-        for block, batch in self.read_blocks(blocks, present):
-            rows = int(self._meta.places.rows[block])
-            columns = [
-                pa.nulls(rows, newest.field(name).type) if name in absent else batch.column(name) for name in names
-            ]
-            yield block, pa.RecordBatch.from_arrays(columns, names=list(names))
-
-    def read_stretches(self, blocks: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """As `read_blocks`, with neighbours put together: yield (first block, the one behind the last, their rows).
-
-        Whatever is done with a batch has a price for each batch, and a block may hold a few hundred rows only.
-        """
-        sizes = self._wanted_bytes(names)
-        waiting: list[pa.RecordBatch] = []
-        first = rows = size = 0
-        for block, batch in self.read_blocks(blocks, names):
-            full = rows + batch.num_rows > STRETCH_ROWS or size + sizes[block] > STRETCH_BYTES
-            if waiting and (full or block != first + len(waiting)):
-                yield first, first + len(waiting), _join(waiting)
-                waiting = []
-            if not waiting:
-                first, rows, size = block, 0, 0
-            waiting.append(batch)
-            rows += batch.num_rows
-            size += sizes[block]
-        if waiting:
-            yield first, first + len(waiting), _join(waiting)
-
-    def _wanted_bytes(self, names: Sequence[str]) -> list[int]:
-        """Per block: bytes of the wanted columns."""
-        places = self._meta.places
-        if "blocks" not in self._meta.doc:
-            sizes: list[int] = places.size.tolist()
-            return sizes
-        widths = np.diff(places.ends.astype(np.int64), axis=1, prepend=0)
-        stored = [self._names.index(name) for name in names if name in self._names]
-        wanted: list[int] = widths[:, stored].sum(axis=1).tolist()
-        return wanted
+        columns = [
+            batch.column(name) if name in self._names else pa.nulls(batch.num_rows, newest.field(name).type)
+            for name in names
+        ]
+        return pa.RecordBatch.from_arrays(columns, names=list(names))
 
     def _only_block(self) -> pa.RecordBatch:
         """The rows of a file that has no block table: read whole, its check-sum checked."""
@@ -168,28 +126,62 @@ class FileReader:
                 raise meta.corrupt("file changed while it was read")
         self.bytes_read += len(data)
         try:
-            begin = head(meta.doc["v"], meta.kind)
-            if data.startswith(begin):
-                rows = pa.py_buffer(data).slice(len(begin), meta.data_end - len(begin))
-                batch = pa.ipc.read_record_batch(rows, self._schema)
-            else:  # laid out by another version of pyarrow
-                batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
-        except (pa.ArrowException, IndexError, OSError, ValueError) as error:
+            batch = pa.ipc.open_file(pa.BufferReader(data)).get_batch(0)
+        except _PARSING as error:
             raise meta.corrupt("rows cannot be parsed", reason=str(error)) from error
         if batch.num_rows != meta.rows:
             raise meta.corrupt("file has another number of rows than its metadata says")
         return batch
 
-    def _group(self, blocks: Sequence[int], at: int, sizes: list[int], *, neighbours: bool) -> list[int]:
-        """The blocks from `at` on that are fetched together."""
-        group = [blocks[at]]
-        total = sizes[blocks[at]]
-        for block in blocks[at + 1 :]:
-            total += sizes[block]
-            if total > READ_AHEAD_BYTES or (neighbours and block != group[-1] + 1):
-                break
-            group.append(block)
-        return group
+    def _parts(self, blocks: I64, wanted: Sequence[int]) -> tuple[I64, I64]:
+        """Where the header and each wanted column of each block begin, and where they end."""
+        places = self._meta.places
+        starts = self._meta.block_starts[blocks, None]
+        bodies = starts + places.body[blocks, None]
+        if np.any(starts < 0) or np.any(places.body > places.size):
+            raise self._meta.corrupt("block table does not fit the file")
+        edges = np.hstack([bodies, bodies + places.ends[blocks]])
+        after = [column + 1 for column in wanted]
+        return np.hstack([starts, edges[:, wanted]]), np.hstack([bodies, edges[:, after]])
+
+    def _groups(self, blocks: Sequence[int], lows: I64, highs: I64) -> Iterator[slice]:
+        """Which of the blocks are fetched together, in one call: a storage behind a network answers that at once."""
+        gaps = _gaps(lows, highs)
+        fetched = (highs - lows).ravel() + np.append(0, np.where(gaps <= GAP_BYTES, gaps, 0))
+        sizes = fetched.reshape(lows.shape).sum(axis=1).tolist()
+        first = size = 0
+        for at, more in enumerate(sizes):
+            if at > first and size + more > FETCH_BYTES:
+                yield slice(first, at)
+                first, size = at, 0
+            size += more
+        if first < len(blocks):
+            yield slice(first, len(blocks))
+
+    def _stretches(self, blocks: Sequence[int]) -> Iterator[Sequence[int]]:
+        """The blocks, those put together that follow each other in the file, up to a number of rows."""
+        starts = self._meta.block_rows
+        first = 0
+        for at in range(1, len(blocks)):
+            many = starts[blocks[at] + 1] - starts[blocks[first]] > STRETCH_ROWS
+            if many or blocks[at] != blocks[at - 1] + 1:
+                yield blocks[first:at]
+                first = at
+        yield blocks[first:]
+
+    def _read_group(
+        self, blocks: Sequence[int], lows: I64, highs: I64, wanted: Sequence[int]
+    ) -> Iterator[pa.RecordBatch]:
+        """The wanted columns of each of these blocks, whose parts lie between `lows` and `highs`."""
+        apart = _gaps(lows, highs) > GAP_BYTES
+        # At a multiple of eight, so that values are aligned in memory as they are in the file.
+        begins = lows.ravel()[np.append(True, apart)] & -8
+        sizes = highs.ravel()[np.append(apart, True)] - begins
+        pieces = [pa.py_buffer(data) for data in self._fetch(list(zip(begins.tolist(), sizes.tolist(), strict=True)))]
+        piece = np.append(0, np.cumsum(apart)).reshape(lows.shape)
+        places = np.stack([piece, lows - begins[piece], highs - begins[piece]], axis=2).tolist()
+        for block, parts in zip(blocks, places, strict=True):
+            yield self._decode(block, [(pieces[number], low, high) for number, low, high in parts], wanted)
 
     def _fetch(self, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
         """The bytes of each (start, length)."""
@@ -199,91 +191,43 @@ class FileReader:
             return [whole[start : start + length] for start, length in ranges]
         return self._storage.read_ranges(self._meta.path, ranges)
 
-    def _fetch_whole(self, group: list[int]) -> list[pa.Buffer]:
-        starts, sizes = self._meta.block_starts, self._meta.places.size
-        base = int(starts[group[0]])
-        length = int(starts[group[-1]]) + int(sizes[group[-1]]) - base
-        if base < 0:
-            raise self._meta.corrupt("block table does not fit the file")
-        data = pa.py_buffer(self._fetch([(base, length)])[0])
-        return [data.slice(int(starts[block]) - base, int(sizes[block])) for block in group]
-
-    def _fetch_columns(self, group: list[int], wanted: list[int]) -> Iterator[list[_Piece]]:
-        """For each block the pieces of it that hold its header and the wanted columns."""
-        ranges = [self._column_ranges(block, wanted) for block in group]
-        starts = self._meta.block_starts
-        fetched = iter(
-            self._fetch(
-                [
-                    (int(starts[block]) + low, high - low)
-                    for block, mine in zip(group, ranges, strict=True)
-                    for low, high in mine
-                ]
-            )
-        )
-        for mine in ranges:
-            yield [(low, pa.py_buffer(next(fetched))) for low, _ in mine]
-
-    def _column_ranges(self, block: int, wanted: list[int]) -> list[tuple[int, int]]:
-        """Where the header and the wanted columns of a block lie in it, near ones joined."""
-        places = self._meta.places
-        body, ends = int(places.body[block]), places.ends[block].tolist()
-        if self._meta.block_starts[block] < 0 or body > places.size[block]:
-            raise self._meta.corrupt("block table does not fit the file", block=block)
-        ranges = [(0, body)]
-        for column in sorted(wanted):
-            low = body + (ends[column - 1] if column else 0)
-            high = body + ends[column]
-            if low - ranges[-1][1] <= GAP_BYTES:
-                ranges[-1] = (ranges[-1][0], max(high, ranges[-1][1]))
-            else:
-                ranges.append((low & -8, high))  # so that values are aligned in memory as they are in the file
-        return ranges
-
-    def _assemble(self, block: int, pieces: list[_Piece], wanted: list[int]) -> pa.RecordBatch:
-        """The wanted columns, put together from their buffers: the message as a whole is not there to be decoded."""
+    def _decode(self, block: int, parts: Sequence[_Part], wanted: Sequence[int]) -> pa.RecordBatch:
+        """The wanted columns of a block, after checking them and its header: these are its parts."""
         meta = self._meta
-        body, ends = int(meta.places.body[block]), meta.places.ends[block].tolist()
-        header = memoryview(pieces[0][1])[:body]
-        check_header(meta, block, header)
+        (data, start, body), *columns = parts
+        check_header(meta, block, memoryview(data)[start:body])
+        for column, (piece, low, high) in zip(wanted, columns, strict=True):
+            check_column(meta, block, column, memoryview(piece)[low:high])
+        size = int(meta.places.size[block])
         try:
-            nodes, buffers = (pairs.tolist() for pairs in ipc_file.nodes_and_buffers(header))
+            if start + size <= len(data):  # all of it is there: then pyarrow takes half as long
+                batch = pa.ipc.read_record_batch(data.slice(start, size), self._schema).select(wanted)
+            else:
+                batch = self._assemble(block, data.slice(start, body - start), columns, wanted)
         except _PARSING as error:
             raise meta.corrupt("block cannot be parsed", block=block, reason=str(error)) from error
-        first = column_places(meta.doc["v"], meta.kind)
-        arrays: dict[int, pa.Array] = {}
-        at = 0
-        for column in sorted(wanted):
-            low, high = (ends[column - 1] if column else 0), ends[column]
-            while at + 1 < len(pieces) and pieces[at + 1][0] <= body + low:
-                at += 1
-            start, data = pieces[at]
-            shift = body - start
-            check_column(meta, block, column, memoryview(data)[shift + low : shift + high])
-            node, buffer = first[column]
-            try:
-                arrays[column] = ipc_file.column_array(
-                    self._types[column], iter(nodes[node:]), iter(buffers[buffer:]), data, shift
-                )
-            except _PARSING as error:
-                raise meta.corrupt("block cannot be parsed", block=block, reason=str(error)) from error
-            if len(arrays[column]) != meta.places.rows[block]:
-                raise meta.corrupt("block has another number of rows than its table says", block=block)
-        return pa.RecordBatch.from_arrays(
-            [arrays[column] for column in wanted], names=[self._names[column] for column in wanted]
-        )
-
-    def _decode(self, block: int, data: pa.Buffer, wanted: list[int]) -> pa.RecordBatch:
-        meta = self._meta
-        check_block(meta, block, memoryview(data), wanted)
-        try:
-            batch = pa.ipc.read_record_batch(pa.ipc.read_message(data), self._schema)
-        except (pa.ArrowInvalid, OSError, ValueError) as error:
-            raise meta.corrupt("block cannot be parsed", block=block, reason=str(error)) from error
-        if batch.num_rows != int(meta.places.rows[block]):
+        if batch.num_rows != meta.places.rows[block]:
             raise meta.corrupt("block has another number of rows than its table says", block=block)
-        return batch.select(wanted)
+        return batch
+
+    def _assemble(self, block: int, header: pa.Buffer, parts: Sequence[_Part], wanted: Sequence[int]) -> pa.RecordBatch:
+        """The wanted columns, put together from their buffers: the message as a whole is not there to be decoded."""
+        meta = self._meta
+        nodes, buffers = (pairs.tolist() for pairs in ipc_file.nodes_and_buffers(header))
+        first = column_places(meta.doc["v"], meta.kind)
+        begins = [0, *meta.places.ends[block].tolist()]
+        arrays = []
+        for column, (data, low, _) in zip(wanted, parts, strict=True):
+            node, buffer = first[column]
+            rest = iter(nodes[node:]), iter(buffers[buffer:])
+            arrays.append(ipc_file.column_array(self._types[column], *rest, data, low - begins[column]))
+        return pa.RecordBatch.from_arrays(arrays, names=[self._names[column] for column in wanted])
 
 
 def _join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _gaps(lows: I64, highs: I64) -> I64:
+    """Bytes between each part and the one behind it."""
+    return lows.ravel()[1:] - highs.ravel()[:-1]

@@ -100,12 +100,9 @@ class LogFiles:
             CorruptDataError: one of them is damaged.
         """
         names = [paths.commit(self.root, first) for first, _ in wanted]
-        known = [self.has(name, mark) for name, (_, mark) in zip(names, wanted, strict=True)]
-        tails = self._read_ahead([name for name, here in zip(names, known, strict=True) if not here])
-        return [
-            self.meta(name, "commit", mark, None if here else next(tails))
-            for name, here, (_, mark) in zip(names, known, wanted, strict=True)
-        ]
+        absent = [name for name, (_, mark) in zip(names, wanted, strict=True) if not self.has(name, mark)]
+        tails = dict(zip(absent, self._read_ahead(absent), strict=True))
+        return [self.meta(name, "commit", mark, tails.get(name)) for name, (_, mark) in zip(names, wanted, strict=True)]
 
     def _read_ahead(self, names: Sequence[str]) -> Iterator[Tail | None]:
         """The last bytes of each file, read many at a time; None: it is not there."""

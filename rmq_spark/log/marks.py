@@ -107,7 +107,7 @@ def read_mark(storage: Storage, root: str, epoch: int) -> Mark:
     if doc["epoch"] != epoch:
         raise meta.corrupt("not the mark that its name says", epoch=doc["epoch"])
     segments: list[SegmentRef] = []
-    for _, batch in FileReader(storage, meta).read_blocks(range(len(meta.places.rows)), meta.schema.names):
+    for _, _, batch in FileReader(storage, meta).read(range(len(meta.places.rows)), meta.schema.names):
         plain = [column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in batch.columns]
         segments += map(SegmentRef, *(column.to_pylist() for column in plain))
     return Mark(

@@ -82,5 +82,5 @@ def to_records(topic: str, rows: pa.RecordBatch, names: Sequence[str], store_ms:
 
 def _read_rows(storage: Storage, meta: FileMeta, low: int, high: int, names: list[str]) -> pa.RecordBatch:
     blocks = np.flatnonzero(blocks_with(meta, np.array([low]), np.array([high]))).tolist()
-    whole = pa.concat_batches(batch for _, batch in FileReader(storage, meta).read_blocks(blocks, names or ["queueId"]))
+    whole = pa.concat_batches(batch for _, _, batch in FileReader(storage, meta).read(blocks, names or ["queueId"]))
     return whole.slice(low - int(meta.block_rows[blocks[0]]), high - low)

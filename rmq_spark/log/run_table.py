@@ -135,8 +135,8 @@ class RunIndex:
             starts = meta.block_rows
             values = np.empty(int(starts[-1]), np.int64)
             blocks = np.flatnonzero(blocks_with(meta, first, last)).tolist()
-            for block, batch in FileReader(self.log.storage, meta).read_blocks(blocks, ["commitOffset"]):
-                values[starts[block] : starts[block + 1]] = integers_of(batch.column(0))
+            for low, high, batch in FileReader(self.log.storage, meta).read(blocks, ["commitOffset"]):
+                values[starts[low] : starts[high]] = integers_of(batch.column(0))
         else:
             values = source.first + np.arange(meta.rows)
         return [values[low:high] for low, high in zip(first.tolist(), last.tolist(), strict=True)]

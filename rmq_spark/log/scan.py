@@ -8,9 +8,9 @@ range's rows have the same order in every file: by topic, queue and log offset.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,10 @@ import pyarrow.compute as pc
 
 from rmq_spark.errors import CorruptDataError, DataExpiredError, NotFoundError
 from rmq_spark.log import bloom, schema
-from rmq_spark.log.arrow_columns import booleans, booleans_of, column_of, integers, integers_of, repeated
+from rmq_spark.log.arrow_columns import booleans, booleans_of, integers, integers_of, repeated
 from rmq_spark.log.file_format import FileMeta
 from rmq_spark.log.file_reader import FileReader, blocks_with
 from rmq_spark.log.files import LogFiles
-from rmq_spark.log.marks import Mark
 from rmq_spark.log.scan_plan import (
     FAR,
     Log,
@@ -64,37 +63,31 @@ def run(log: Log, planned: Plan) -> Iterator[pa.RecordBatch]:
     """
 
     def find_again(source: Source, error: NotFoundError) -> Source | None:
-        moved = _relocate(log.refresh().mark, log.files.root, source)
-        if moved is None and not planned.query.skip_expired:
-            raise DataExpiredError(
-                "retention deleted the range while it was read", first=source.first, end=source.end
-            ) from error
-        if moved is None:
+        mark = log.refresh().mark
+        if source.end <= mark.log_start:
+            if not planned.query.skip_expired:
+                raise DataExpiredError(
+                    "retention deleted the range while it was read", first=source.first, end=source.end
+                ) from error
             _log.warning(
                 "retention deleted [%d, %d) of %s while it was read, going on without the rest of it",
                 source.first,
                 source.end,
                 log.broker,
             )
-        elif moved.path == source.path:
-            raise CorruptDataError(
-                "a file of the log is missing or another one stands in its place",
-                file=source.path,
-                first=source.first,
-                end=source.end,
-            ) from error
-        return moved
+            return None
+        for segment in mark.segments:
+            moved = segment_source(log.files.root, segment, source.first, source.end)
+            if segment.first <= source.first and source.end <= segment.end and moved.path != source.path:
+                return moved
+        raise CorruptDataError(
+            "a file of the log is missing or another one stands in its place",
+            file=source.path,
+            first=source.first,
+            end=source.end,
+        ) from error
 
     return read_plan(log.files, log.broker, planned, find_again)
-
-
-def _relocate(mark: Mark, root: str, source: Source) -> Source | None:
-    if source.end <= mark.log_start:
-        return None
-    for segment in mark.segments:
-        if segment.first <= source.first and source.end <= segment.end:
-            return segment_source(root, segment, source.first, source.end)
-    return source
 
 
 def _plan_again(source: Source, error: NotFoundError) -> Source | None:
@@ -111,16 +104,12 @@ def read_plan(
         CorruptDataError: a file is damaged.
     """
     for group in _groups(planned.sources):
-        rows = None
-        if _is_small(group[0]):
-            with suppress(NotFoundError):  # some were rolled meanwhile: each is looked for by itself
-                rows = _small_rows(files, broker, planned, group)
-        if rows is not None:
-            if rows.num_rows:
-                yield rows
-            continue
-        for source in group:
-            yield from _read_source(files, broker, planned, source, find_again)
+        rows = _small_rows(files, broker, planned, group)
+        if rows is None:
+            for source in group:
+                yield from _read_source(files, broker, planned, source, find_again)
+        elif rows.num_rows:
+            yield rows
 
 
 def _is_small(source: Source) -> bool:
@@ -143,7 +132,12 @@ def _groups(sources: list[Source]) -> Iterator[list[Source]]:
 
 def _small_rows(files: LogFiles, broker: str, planned: Plan, group: list[Source]) -> pa.RecordBatch | None:
     """The matching rows of small commits; None if one of them is not that simple."""
-    metas = files.commits([(source.first, source.fingerprint) for source in group])
+    if not _is_small(group[0]):
+        return None
+    try:
+        metas = files.commits([(source.first, source.fingerprint) for source in group])
+    except NotFoundError:  # some were rolled meanwhile: each is looked for by itself
+        return None
     if not all(is_small(meta) for meta in metas):
         return None
     stats, query = planned.stats, planned.query
@@ -151,25 +145,32 @@ def _small_rows(files: LogFiles, broker: str, planned: Plan, group: list[Source]
     stats.bytes_read += sum(meta.size for meta in metas)
     whole = join_rows(metas, broker)
     stats.rows_read += whole.num_rows
-    mask = _in_queues(planned, whole)
+    topic = whole.column("topic").dictionary_encode()
+    queue, offset = (integers_of(whole.column(name)) for name in ("queueId", "queueOffset"))
+    wanted, low, high = _in_queues(planned, topic.dictionary.to_pylist(), integers_of(topic.indices), queue)
+    mask = wanted & (low <= offset) & (offset < high)
     mask = _with_values(query, whole, mask, query.start, FAR if query.end is None else query.end)
     rows = whole.select(list(query.columns or schema.MESSAGE.names))
     return rows if mask.all() else rows.filter(booleans(mask))
 
 
-def _in_queues(planned: Plan, batch: pa.RecordBatch) -> BOOL:
-    """Which rows are in the queues, and within the bounds of queue offsets, that the query asks for."""
-    query, topic = planned.query, batch.column("topic")
-    queue, offset = (integers_of(batch.column(name)) for name in ("queueId", "queueOffset"))
-    mask = np.full(len(batch), query.ranges is None, np.bool_)
-    for name, (lows, highs) in planned.bounds.items():
-        mine = np.flatnonzero(booleans_of(pc.equal(topic, name)) & (queue < len(lows)))
-        mask[mine] = (offset[mine] >= lows[queue[mine]]) & (offset[mine] < highs[queue[mine]])
-    if query.queues is not None:
-        mask &= np.isin(queue, list(query.queues))
+def _in_queues(
+    planned: Plan, topics: Sequence[str], topic: npt.NDArray[Any], queue: npt.NDArray[Any]
+) -> tuple[BOOL, I64, I64]:
+    """For rows or runs of these topics (by number) and queues: which are asked for, from and to which queue offset."""
+    query = planned.query
+    wanted = np.full(len(topic), query.ranges is None, np.bool_)
+    low, high = np.zeros(len(topic), np.int64), np.full(len(topic), FAR)
+    for number, name in enumerate(topics):
+        if name in planned.bounds:
+            lows, highs = planned.bounds[name]
+            mine = np.flatnonzero((topic == number) & (queue < len(lows)))
+            wanted[mine], low[mine], high[mine] = True, lows[queue[mine]], highs[queue[mine]]
     if query.topics is not None:
-        mask &= booleans_of(pc.is_in(topic, column_of(sorted(query.topics), pa.string())))
-    return mask
+        wanted &= np.isin(topic, [number for number, name in enumerate(topics) if name in query.topics])
+    if query.queues is not None:
+        wanted &= np.isin(queue, list(query.queues))
+    return wanted, low, high
 
 
 def _with_values(query: Query, batch: pa.RecordBatch, mask: BOOL, low: int, high: int) -> BOOL:
@@ -199,25 +200,23 @@ def _read_source(
 ) -> Iterator[pa.RecordBatch]:
     """Read one source; if its file is gone, read the same rows from where they are now."""
     returned = 0
-    while True:
+    place: Source | None = source
+    while place is not None:
         skip = returned
         try:
-            meta = files.meta(source.path, source.kind, source.fingerprint)
+            meta = files.meta(place.path, place.kind, place.fingerprint)
             if meta.doc.get("files"):
-                for part in _parts(files.root, source, meta):
+                for part in _parts(files.root, place, meta):
                     yield from _read_source(files, broker, planned, part, find_again)
                 return
-            for batch in _Reading(files, broker, planned, source, meta).batches():
-                part = batch.slice(skip)
+            for batch in _Reading(files, broker, planned, place, meta).batches():
+                rows = batch.slice(skip)
                 skip = max(0, skip - batch.num_rows)
-                returned += part.num_rows
-                if part.num_rows:
-                    yield part
+                returned += rows.num_rows
+                if rows.num_rows:
+                    yield rows
         except NotFoundError as error:
-            moved = find_again(source, error)
-            if moved is None:
-                return
-            source = moved
+            place = find_again(place, error)
         else:
             return
 
@@ -239,7 +238,7 @@ class _Reading:
     def __init__(self, files: LogFiles, broker: str, planned: Plan, source: Source, meta: FileMeta) -> None:
         self._broker = broker
         self._query = planned.query
-        self._bounds = planned.bounds
+        self._planned = planned
         self._stats = planned.stats
         self._meta = meta
         self._reader = FileReader(files.storage, meta)
@@ -272,17 +271,7 @@ class _Reading:
     def _spans(self) -> tuple[I64, I64]:
         """Row ranges [low, high) that may match, one for each run that may, neighbours joined."""
         query, runs = self._query, self._meta.runs
-        keep = np.full(len(runs.rows), query.ranges is None, np.bool_)
-        low, high = np.zeros(len(runs.rows), np.int64), np.full(len(runs.rows), FAR)
-        for index, topic in enumerate(runs.topics):
-            if topic in self._bounds:
-                lows, highs = self._bounds[topic]
-                mine = np.flatnonzero((runs.topic == index) & (runs.queue < len(lows)))
-                keep[mine], low[mine], high[mine] = True, lows[runs.queue[mine]], highs[runs.queue[mine]]
-        if query.topics is not None:
-            keep &= np.isin(runs.topic, [i for i, name in enumerate(runs.topics) if name in query.topics])
-        if query.queues is not None:
-            keep &= np.isin(runs.queue, list(query.queues))
+        keep, low, high = _in_queues(self._planned, runs.topics, runs.topic, runs.queue)
         if query.tag_codes is not None:
             keep &= self._tagged(query.tag_codes)
         first = self._first_rows + np.clip(low - self._bases, 0, runs.rows)
@@ -318,16 +307,16 @@ class _Reading:
         wanted = list(self._query.columns or schema.MESSAGE.names)
         deciding = self._deciding()
         # Who knows the rows by queue and log offset has them in one read: nearly every one that is looked at matches.
-        first_read = [*deciding, *wanted] if self._query.offsets is not None and self._bounds else deciding or wanted
-        for low, high, batch in self._reader.read_stretches(blocks, self._stored(first_read)):
+        first_read = (
+            [*deciding, *wanted] if self._query.offsets is not None and self._planned.bounds else deciding or wanted
+        )
+        for low, high, batch in self._reader.read(blocks, self._stored(first_read)):
             rows = self._rows_of(low, high, first, last)
             self._stats.rows_read += len(rows)
-            if not deciding:
-                yield self._finish(low, batch, rows, wanted)
-                continue
-            decided = self._finish(low, batch, rows, deciding)
-            mask = np.ones(len(rows), np.bool_)
-            rows = rows[_with_values(self._query, decided, mask, self._low, self._high)]
+            if deciding:
+                decided = self._finish(low, batch, rows, deciding)
+                mask = np.ones(len(rows), np.bool_)
+                rows = rows[_with_values(self._query, decided, mask, self._low, self._high)]
             if len(rows):
                 yield from self._complete(low, batch, rows, wanted)
 
@@ -339,7 +328,7 @@ class _Reading:
             return
         starts = self._meta.block_rows
         hit = np.unique(np.searchsorted(starts, rows, "right") - 1).tolist()
-        for low, high, more in self._reader.read_stretches(hit, rest):
+        for low, high, more in self._reader.read(hit, rest):
             begin, end = int(starts[low]), int(starts[high])
             part = batch.slice(begin - int(starts[block]), end - begin)
             names = batch.schema.names + more.schema.names

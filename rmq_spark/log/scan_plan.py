@@ -182,9 +182,7 @@ def _tail_sources(view: LogView, query: Query) -> list[Source]:
     wanted = may_hold(query, firsts, ends, times, times)
     ranges = query.ranges
     holding = commits.holding(query.topics, query.queues) if ranges is None else commits.in_ranges(ranges)
-    held = np.zeros(len(firsts), np.bool_)
-    held[np.searchsorted(firsts, holding)] = True
-    wanted &= held
+    wanted &= np.isin(firsts, holding)
     columns = (firsts, ends, np.array(commits.fingerprints), np.array(commits.sizes))
     return [
         Source(first, end, paths.commit(view.root, first), "commit", mark, size)

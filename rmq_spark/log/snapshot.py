@@ -247,7 +247,7 @@ def read_payloads(storage: Storage, meta: FileMeta) -> dict[str, bytes]:
     """The payloads in a snapshot file by name, check-sums verified."""
     payloads: dict[str, bytes] = {}
     blocks = range(len(meta.places.rows))
-    for _, batch in FileReader(storage, meta).read_blocks(blocks, ["name", "payload"]):
+    for _, _, batch in FileReader(storage, meta).read(blocks, ["name", "payload"]):
         payloads.update(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
     return payloads if "folds" in meta.doc else _upgrade(payloads)
 

@@ -58,12 +58,9 @@ class TailIndex:
         self.sizes.append(meta.size)
         self.fingerprints.append(fingerprint(meta.digest))
         numbers = [self._topics.setdefault(topic, len(self._topics)) for topic in runs.topics]
-        if len(bases) == 1:  # nearly every commit of a log of single messages
-            self.run_keys.append(numbers[0] << 32 | runs.queue.item())
-            self.run_bases.append(bases.item())
-        else:
-            self.run_keys.frombytes((np.array(numbers, np.int64)[runs.topic] << 32 | runs.queue).tobytes())
-            self.run_bases.frombytes(np.asarray(bases, np.int64).tobytes())
+        places = zip(runs.topic.tolist(), runs.queue.tolist(), strict=True)
+        self.run_keys.extend([numbers[topic] << 32 | queue for topic, queue in places])
+        self.run_bases.extend(bases.tolist())
         self.run_commits.extend([first] * len(bases))
 
     def drop_below(self, floor: int) -> None:
@@ -75,9 +72,8 @@ class TailIndex:
             del self.run_keys[:runs], self.run_bases[:runs], self.run_commits[:runs]
 
     def from_offset(self, offset: int) -> list[int]:
-        """First offsets of the commits that hold `offset` or later ones."""
-        at = max(0, bisect_right(self.firsts, offset) - 1)
-        return self.firsts[at:].tolist()
+        """First offsets of the commits that begin at `offset` or behind it."""
+        return self.firsts[self.number_of(offset) :].tolist()
 
     def number_of(self, first: int) -> int:
         """Position of the commit that begins at `first`."""

@@ -94,16 +94,14 @@ class TimeSearch:
         """
         moment = ms if boundary is Boundary.LOWER else ms + 1
 
-        def offsets(seen: _LogSnapshot) -> dict[Queue, int]:
-            result = {}
-            for queue, (start, end) in seen.bounds.items():
-                at = min(max(self._first_since(seen, queue, moment), start), end)
-                if boundary is Boundary.UPPER:
-                    at = at - 1 if at > start else 0
-                result[queue] = at
-            return result
+        def offset(seen: _LogSnapshot, queue: Queue) -> int:
+            start, end = seen.bounds[queue]
+            at = min(max(self._first_since(seen, queue, moment), start), end)
+            if boundary is Boundary.UPPER:
+                at = at - 1 if at > start else 0
+            return at
 
-        return self._ask(queues, offsets)
+        return self._ask(queues, offset)
 
     def spans(self, queues: Iterable[Queue]) -> dict[Queue, Span]:
         """What each queue holds, and from when to when.
@@ -116,7 +114,7 @@ class TimeSearch:
             first, end = held = seen.bounds[queue]
             return Span(*held, *(self._store_time(seen, queue, offset, held) for offset in (first, end - 1)))
 
-        return self._ask(queues, lambda seen: {queue: span(seen, queue) for queue in seen.bounds})
+        return self._ask(queues, span)
 
     def backlogs(self, offsets: Mapping[Queue, int]) -> dict[Queue, Backlog]:
         """What each queue holds from an offset on, or from the first that it still holds.
@@ -129,27 +127,23 @@ class TimeSearch:
             held = seen.bounds[queue]
             return Backlog(*held, self._store_time(seen, queue, max(offsets[queue], held[0]), held))
 
-        return self._ask(offsets, lambda seen: {queue: backlog(seen, queue) for queue in offsets})
+        return self._ask(offsets, backlog)
 
-    def stored_at(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
-        """When the messages at these offsets were stored, of deleted topics, too; without those that have expired.
+    def stored_at(self, queue: Queue, offset: int) -> int | None:
+        """When the message at an offset was stored, of a deleted topic, too; None if it is not held.
 
         Raises:
             CorruptDataError: a file is damaged or missing.
         """
 
-        def times(seen: _LogSnapshot) -> dict[Queue, int]:
-            expired = Queues.load(seen.mark.starts)
-            known = {}
-            for queue, offset in offsets.items():
-                ms = self._store_time(seen, queue, offset, (expired.bounds(*queue)[1], seen.bounds[queue][1]))
-                if ms is not None:
-                    known[queue] = ms
-            return known
+        def time(seen: _LogSnapshot, queue: Queue) -> int | None:
+            held = Queues.load(seen.mark.starts).bounds(*queue)[1], seen.bounds[queue][1]
+            return self._store_time(seen, queue, offset, held)
 
-        return self._ask(offsets, times)
+        return self._ask([queue], time)[queue]
 
-    def _ask(self, wanted: Iterable[Queue], answer: Callable[[_LogSnapshot], Answer]) -> Answer:
+    def _ask(self, wanted: Iterable[Queue], answer: Callable[[_LogSnapshot, Queue], Answer]) -> dict[Queue, Answer]:
+        """The answer for each queue, all by one look at the log."""
         queues = list(dict.fromkeys(wanted))
 
         def take(view: LogView) -> _LogSnapshot:
@@ -162,7 +156,7 @@ class TimeSearch:
                 tails[queue] = bases, times[np.searchsorted(firsts, holding)]
             return _LogSnapshot(view.mark, bounds, tails)
 
-        return read_planned(self._log, take, answer)
+        return read_planned(self._log, take, lambda seen: {queue: answer(seen, queue) for queue in queues})
 
     # ------------------------------------------------------------ one queue
 
@@ -218,7 +212,7 @@ class TimeSearch:
     def _block_times(self, seen: _LogSnapshot, meta: FileMeta, block: int) -> I64:
         times = seen.blocks.get((meta.path, block))
         if times is None:
-            _, batch = next(FileReader(self._log.storage, meta).read_blocks([block], ["storeTimestamp"]))
+            _, _, batch = next(FileReader(self._log.storage, meta).read([block], ["storeTimestamp"]))
             times = integers_of(batch.column(0))
             seen.blocks[meta.path, block] = times
         return times

@@ -41,8 +41,9 @@ def check_blocks(storage: Storage, meta: FileMeta, columns: Sequence[str] = ()) 
     """
     at = 0
     blocks = []
-    # All columns are read, for their check-sums.
-    for _, batch in FileReader(storage, meta).read_blocks(range(len(meta.places.rows)), meta.schema.names):
+    reader = FileReader(storage, meta)
+    for number in range(len(meta.places.rows)):
+        [(_, _, batch)] = reader.read([number], meta.schema.names)  # all columns, for their check-sums
         check_rows([meta], meta.runs, batch, at)
         blocks.append(batch.select(list(columns)))
         at += batch.num_rows

@@ -156,9 +156,10 @@ class BrokerQuery:
         # A message can have several rows: the same key and id, or two keys of one hash.
         commits, rows = np.unique(hits.commit, return_index=True)
         rows = rows[(commits >= within[0]) & (commits < within[1])][::-1]
-        places = Places(hits.commit, hits.topic, hits.queue, hits.offset)
         for at in range(0, len(rows), limit):
-            batch = self.fetch(places.take(rows[at : at + limit]), stats)
+            page = rows[at : at + limit]
+            topics = [hits.topic[row] for row in page.tolist()]
+            batch = self.fetch(_places(hits.commit[page], topics, hits.queue[page], hits.offset[page]), stats)
             batch = self._matching(batch, asked)
             if batch.num_rows:
                 yield batch
@@ -267,8 +268,11 @@ class BrokerQuery:
         commit, queue, offset = (
             batch.column(name).to_numpy().astype(np.int64) for name in ("commitOffset", "queueId", "queueOffset")
         )
-        places = Places(commit, tuple(batch.column("topic").to_pylist()), queue, offset)
-        return [self.fetch(places, stats)]
+        return [self.fetch(_places(commit, batch.column("topic").to_pylist(), queue, offset), stats)]
+
+
+def _places(commit: I64, topics: Sequence[str], queue: I64, offset: I64) -> Places:
+    return Places(commit, tuple(zip(topics, queue.tolist(), offset.tolist(), strict=True)))
 
 
 def _newest_first(

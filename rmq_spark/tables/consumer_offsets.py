@@ -175,7 +175,8 @@ class OffsetHistory:
                     continue
                 if offset not in known:
                     # By the log's own start: whether the topic was deleted since must not make a difference.
-                    known[offset] = self._times.stored_at({queue: offset}).get(queue, _UNKNOWN)
+                    stored_ms = self._times.stored_at(queue, offset)
+                    known[offset] = _UNKNOWN if stored_ms is None else stored_ms
                 since[row] = known[offset]
 
     def _ends_before(self, queues: list[Queue], position: int) -> dict[Queue, int]:

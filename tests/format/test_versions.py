@@ -70,7 +70,7 @@ def read(data: bytes, names: list[str]) -> list[dict[str, Any]]:
     storage.create_if_absent("file", [data])
     meta = check_whole("file", data)
     reader = FileReader(storage, meta)
-    batches = [batch for _, _, batch in reader.read_stretches(range(len(meta.places.rows)), names)]
+    batches = [batch for _, _, batch in reader.read(range(len(meta.places.rows)), names)]
     assert all(batch.schema.names == names for batch in batches)
     return [row for batch in batches for row in batch.to_pylist()]
 

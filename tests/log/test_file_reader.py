@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pytest
 
@@ -38,6 +40,10 @@ def written(storage: MemoryStorage, batch: MessageBatch, nonce: str = "n0", bloc
     return paths.data_file(ROOT, write_row_file(storage, ROOT, batch, nonce=nonce, block_bytes=block_bytes).name)
 
 
+def rows_of(reader: FileReader, blocks: Sequence[int], names: Sequence[str]) -> pa.Table:
+    return pa.Table.from_batches([batch for _, _, batch in reader.read(blocks, names)])
+
+
 class Parses:
     """Counts how often metadata is parsed."""
 
@@ -56,17 +62,17 @@ def test_stretches_hold_the_same_rows_as_their_blocks(
     rows: int, size: int, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_reader, "STRETCH_ROWS", rows)
-    monkeypatch.setattr(file_reader, "STRETCH_BYTES", size)
+    monkeypatch.setattr(file_reader, "FETCH_BYTES", size)
     storage = MemoryStorage()
     meta = read_meta(storage, written(storage, messages(300)), "rows")
     count = len(meta.places.rows)
     assert count > 10
     wanted = [number for number in range(count) if number not in (3, 7)]  # gaps: what is not wanted is not joined
-    single = dict(FileReader(storage, meta).read_blocks(wanted, names))
+    single = {block: rows_of(FileReader(storage, meta), [block], names) for block in wanted}
     seen: list[int] = []
-    for low, high, batch in FileReader(storage, meta).read_stretches(wanted, names):
+    for low, high, batch in FileReader(storage, meta).read(wanted, names):
         members = list(range(low, high))
-        assert pa.Table.from_batches([single[block] for block in members]).equals(pa.Table.from_batches([batch]))
+        assert pa.concat_tables([single[block] for block in members]).equals(pa.Table.from_batches([batch]))
         assert len(members) == 1 or batch.num_rows <= rows
         seen += members
     assert seen == wanted
@@ -76,20 +82,34 @@ def test_stretches_end_at_their_limits_and_not_before(monkeypatch: pytest.Monkey
     storage = MemoryStorage()
     meta = read_meta(storage, written(storage, messages(300)), "rows")
     blocks = list(range(len(meta.places.rows)))
-    assert [(low, high) for low, high, _ in FileReader(storage, meta).read_stretches(blocks, NAMES)] == [
-        (0, len(blocks))
-    ]
+    assert [(low, high) for low, high, _ in FileReader(storage, meta).read(blocks, NAMES)] == [(0, len(blocks))]
     largest = int(meta.places.rows.max())
     monkeypatch.setattr(file_reader, "STRETCH_ROWS", 2 * largest)
-    found = [high - low for low, high, _ in FileReader(storage, meta).read_stretches(blocks, NAMES)]
+    found = [high - low for low, high, _ in FileReader(storage, meta).read(blocks, NAMES)]
     assert set(found[:-1]) == {2}
+
+
+def test_blocks_far_apart_are_fetched_in_one_call_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    meta = read_meta(storage, written(storage, messages(300)), "rows")
+    meta.whole = None  # as of a file that is larger than what is read with its tail
+    calls = []
+    read_ranges = storage.read_ranges
+    monkeypatch.setattr(storage, "read_ranges", lambda path, ranges: calls.append(ranges) or read_ranges(path, ranges))
+    monkeypatch.setattr(file_reader, "GAP_BYTES", 0)
+    scattered = list(range(0, len(meta.places.rows), 3))
+    assert len(list(FileReader(storage, meta).read(scattered, ["tags"]))) == len(scattered)
+    assert len(calls) == 1, "each call is a round trip behind a network"
+    monkeypatch.setattr(file_reader, "FETCH_BYTES", sum(size for _, size in calls.pop()) * 2 // 3)
+    list(FileReader(storage, meta).read(scattered, ["tags"]))
+    assert len(calls) == 2
 
 
 def test_a_file_of_one_small_block_is_a_stretch() -> None:
     storage = MemoryStorage()
     meta = read_meta(storage, written(storage, messages(2, body=10), block_bytes=1 << 20), "rows")
     assert "blocks" not in meta.doc
-    ((low, high, batch),) = FileReader(storage, meta).read_stretches([0], ["body"])
+    ((low, high, batch),) = FileReader(storage, meta).read([0], ["body"])
     assert (low, high, batch.num_rows) == (0, 1, 2)
 
 
@@ -146,9 +166,11 @@ def test_what_was_not_asked_for_longest_is_forgotten(monkeypatch: pytest.MonkeyP
     assert parses.count == 4
 
 
+@pytest.mark.parametrize("gap", [0, 200, 16 * 1024])
 @pytest.mark.parametrize("start", [0, 3])
-def test_some_columns_are_the_same_as_of_whole_rows(start: int) -> None:
-    """Few columns are put together from their buffers, many are decoded with the message: nulls, maps, empty texts."""
+def test_some_columns_are_the_same_as_of_whole_rows(start: int, gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns are put together from their buffers if their block is not there as a whole: nulls, maps, empty texts."""
+    monkeypatch.setattr(file_reader, "GAP_BYTES", gap)
     count = 500
     number = range(count)
     table = pa.table(
@@ -170,11 +192,11 @@ def test_some_columns_are_the_same_as_of_whole_rows(start: int) -> None:
     meta = read_meta(storage, path, "rows")
     blocks = range(len(meta.places.rows))
     assert len(blocks) > 5
-    whole = pa.Table.from_batches([batch for _, batch in FileReader(storage, meta).read_blocks(blocks, NAMES)])
+    whole = rows_of(FileReader(storage, meta), blocks, NAMES)
     assert whole.num_rows == count - start and whole["tags"].null_count and any(whole["properties"].to_pylist())
     for names in [[name] for name in NAMES] + [["properties", "tags"], ["body", "topic", "bornTimestamp"], NAMES[:6]]:
         reader = FileReader(storage, meta)
-        found = pa.Table.from_batches([batch for _, batch in reader.read_blocks(blocks, names)])
+        found = rows_of(reader, blocks, names)
         found.validate(full=True)
         assert found.equals(whole.select(names)), names
         assert reader.bytes_read < meta.size
@@ -191,6 +213,6 @@ def test_a_damaged_column_is_not_returned_and_others_are() -> None:
     damaged = MemoryStorage()
     damaged.create_if_absent(path, [bytes(data)])
     reader = FileReader(damaged, read_meta(damaged, path, "rows"))
-    assert sum(batch.num_rows for _, batch in reader.read_blocks(range(6), ["tags", "queueId"])) > 0
+    assert rows_of(reader, range(6), ["tags", "queueId"]).num_rows > 0
     with pytest.raises(CorruptDataError, match="body"):
-        list(reader.read_blocks(range(6), ["body"]))
+        rows_of(reader, range(6), ["body"])

@@ -71,10 +71,7 @@ def places(rows: pa.Table, known: bool) -> Places:
     if not known:
         return Places(commit)
     return Places(
-        commit,
-        tuple(rows["topic"].to_pylist()),
-        rows["queueId"].to_numpy().astype(np.int64),
-        rows["queueOffset"].to_numpy(),
+        commit, tuple(zip(*(rows[name].to_pylist() for name in ("topic", "queueId", "queueOffset")), strict=True))
     )
 
 
@@ -137,11 +134,11 @@ def test_a_wrong_place_is_an_error_not_another_message() -> None:
     whole = everything(log)
     first = whole.slice(10, 1)
     right = places(first, True)
-    assert right.queue is not None and right.offset is not None
+    [(topic, queue, offset)] = right.known
     for wrong in (
-        Places(right.commit, ("nope",), right.queue, right.offset),
-        Places(right.commit, right.topic, right.queue, right.offset + 100_000),
-        Places(right.commit + 1, right.topic, right.queue, right.offset),
+        Places(right.commit, (("nope", queue, offset),)),
+        Places(right.commit, ((topic, queue, offset + 100_000),)),
+        Places(right.commit + 1, right.known),
     ):
         with pytest.raises(CorruptDataError):
             fetch_messages(log, wrong)
