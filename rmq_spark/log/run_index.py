@@ -8,6 +8,7 @@ plain Python, which is faster there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Final, NamedTuple
 
@@ -66,6 +67,8 @@ class Runs:
 
 def queue_offsets(rows: I32, bases: I64) -> I64:
     """Queue offset of each row in file order, given how many rows each run has, and the offset of its first."""
+    if len(rows) == 1:  # as in most commits; a tenth of an append of one message
+        return np.arange(bases[0], bases[0] + rows[0])
     ends = np.cumsum(rows, dtype=np.int64)
     return np.repeat(bases - (ends - rows), rows) + np.arange(rows.sum())
 
@@ -126,6 +129,8 @@ def _stable_order(topic: I32, queue: I32) -> I64:
 
 def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:
     """As `sort_into_runs`, for a few messages that are Python values."""
+    if len(rows) == 1:
+        return rows, _one_run(rows[0][0], rows[0][1], rows[0][_TAGS] or ""), None
     places = [(row[0], row[1]) for row in rows]
     original = sorted(range(len(rows)), key=places.__getitem__)
     order = None
@@ -144,6 +149,13 @@ def sort_rows(rows: list[Row]) -> tuple[list[Row], Runs, I64 | None]:
         codes += sorted(distinct) if len(distinct) <= TAGS_PER_RUN_MAX else []
     numbers = [np.array(values, np.int32) for values in (topic, queue, count, tag_counts, codes)]
     return rows, Runs(topics, *numbers), order
+
+
+@lru_cache(4096)
+def _one_run(topic: str, queue_id: int, tags: str) -> Runs:
+    """The run index of one message. Most share theirs with others, and working it out takes a tenth of an append."""
+    one = np.ones(1, np.int32)
+    return Runs([topic], one - 1, np.array([queue_id], np.int32), one, one, np.array([java_hash(tags)], np.int32))
 
 
 def tag_codes(tags: pa.StringArray, order: I64 | None, rows: I32) -> tuple[I32, I32]:

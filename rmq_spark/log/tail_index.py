@@ -58,9 +58,8 @@ class TailIndex:
         self.sizes.append(meta.size)
         self.fingerprints.append(fingerprint(meta.digest))
         numbers = [self._topics.setdefault(topic, len(self._topics)) for topic in runs.topics]
-        places = zip(runs.topic.tolist(), runs.queue.tolist(), strict=True)
-        self.run_keys.extend([numbers[topic] << 32 | queue for topic, queue in places])
-        self.run_bases.extend(bases.tolist())
+        self.run_keys.frombytes((np.array(numbers, np.int64)[runs.topic] << 32 | runs.queue).tobytes())
+        self.run_bases.frombytes(np.asarray(bases, np.int64).tobytes())
         self.run_commits.extend([first] * len(bases))
 
     def drop_below(self, floor: int) -> None:
