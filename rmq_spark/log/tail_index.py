@@ -58,8 +58,12 @@ class TailIndex:
         self.sizes.append(meta.size)
         self.fingerprints.append(fingerprint(meta.digest))
         numbers = [self._topics.setdefault(topic, len(self._topics)) for topic in runs.topics]
-        self.run_keys.frombytes((np.array(numbers, np.int64)[runs.topic] << 32 | runs.queue).tobytes())
-        self.run_bases.frombytes(np.asarray(bases, np.int64).tobytes())
+        if len(bases) == 1:  # as of most commits; a twelfth of an append of one message
+            self.run_keys.append(numbers[0] << 32 | runs.queue.item())
+            self.run_bases.append(bases.item())
+        else:
+            self.run_keys.frombytes((np.array(numbers, np.int64)[runs.topic] << 32 | runs.queue).tobytes())
+            self.run_bases.frombytes(np.asarray(bases, np.int64).tobytes())
         self.run_commits.extend([first] * len(bases))
 
     def drop_below(self, floor: int) -> None:
