@@ -1,4 +1,4 @@
-"""Removing what dead writers left behind: temporary files, row files nobody committed, announcements, old files."""
+"""Removing what dead writers left behind: temporary files, row files nobody committed, offers, old files."""
 
 from __future__ import annotations
 
