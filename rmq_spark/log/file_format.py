@@ -21,7 +21,6 @@ import binascii
 import json
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -191,33 +190,6 @@ def parse(path: str, tail: bytes, size: int) -> FileMeta:
         _check_outside(meta, tail)
         meta.whole = tail
     return meta
-
-
-def check_whole(path: str, data: bytes) -> FileMeta:
-    """Check every byte of a whole file and return its metadata.
-
-    Raises:
-        CorruptDataError: some bit is not what was written, or it is no file of this project's.
-        UnsupportedVersionError: written by a newer version.
-    """
-    meta = parse(path, data, len(data))
-    if "blocks" in meta.doc:
-        view, places = memoryview(data), meta.places
-        for block, start in enumerate(meta.block_starts.tolist()):
-            check_block(meta, block, view[start : start + int(places.size[block])], range(places.sums.shape[1]))
-    return meta
-
-
-def check_block(meta: FileMeta, block: int, data: memoryview, wanted: Sequence[int]) -> None:
-    """Check the header and the wanted columns of one block of a file with a block table.
-
-    Raises:
-        CorruptDataError: a check-sum is wrong.
-    """
-    body, ends = int(meta.places.body[block]), meta.places.ends[block].tolist()
-    check_header(meta, block, data[:body])
-    for column in wanted:
-        check_column(meta, block, column, data[body + (ends[column - 1] if column else 0) : body + ends[column]])
 
 
 def check_header(meta: FileMeta, block: int, header: memoryview) -> None:

@@ -64,11 +64,6 @@ Place = tuple[int, int, int]
 """Of a block: where it starts in the file, length of its header, length of its columns."""
 
 
-def newest_schema(kind: str) -> pa.Schema:
-    """Columns of the files of a kind that are written."""
-    return SCHEMAS[VERSION][kind]
-
-
 @cache
 def column_places(version: int, kind: str) -> list[tuple[int, int]]:
     """Per column of a record batch message: the indices of its first node and its first buffer."""

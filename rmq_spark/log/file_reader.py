@@ -10,17 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rmq_spark.log import ipc_file
+from rmq_spark.log import file_layout, ipc_file
 from rmq_spark.log.file_format import (
     TAIL_BYTES,
     FileMeta,
     NeedMoreError,
     check_column,
     check_header,
-    check_whole,
     parse,
 )
-from rmq_spark.log.file_layout import column_places, newest_schema
 from rmq_spark.storage.base import Storage
 
 I64 = npt.NDArray[np.int64]
@@ -109,7 +107,7 @@ class FileReader:
     def _select(self, batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
         if all(name in self._names for name in names):
             return batch.select(list(names))
-        newest = newest_schema(self._meta.kind)
+        newest = file_layout.SCHEMAS[file_layout.VERSION][self._meta.kind]
         columns = [
             batch.column(name) if name in self._names else pa.nulls(batch.num_rows, newest.field(name).type)
             for name in names
@@ -122,7 +120,7 @@ class FileReader:
         data = meta.whole
         if data is None:
             data = self._storage.read(meta.path)
-            if check_whole(meta.path, data).digest != meta.digest:
+            if parse(meta.path, data, len(data)).digest != meta.digest:
                 raise meta.corrupt("file changed while it was read")
         self.bytes_read += len(data)
         try:
@@ -214,7 +212,7 @@ class FileReader:
         """The wanted columns, put together from their buffers: the message as a whole is not there to be decoded."""
         meta = self._meta
         nodes, buffers = (pairs.tolist() for pairs in ipc_file.nodes_and_buffers(header))
-        first = column_places(meta.doc["v"], meta.kind)
+        first = file_layout.column_places(meta.doc["v"], meta.kind)
         begins = [0, *meta.places.ends[block].tolist()]
         arrays = []
         for column, (data, low, _) in zip(wanted, parts, strict=True):

@@ -15,11 +15,12 @@ from rmq_spark.clock import ManualClock
 from rmq_spark.errors import CorruptDataError, RmqError, UnsupportedVersionError
 from rmq_spark.log import file_encoder, file_format, schema
 from rmq_spark.log.commit_log import CommitLog
-from rmq_spark.log.file_format import NeedMoreError, check_whole, parse
+from rmq_spark.log.file_format import NeedMoreError, parse
 from rmq_spark.log.file_layout import VERSION
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
 from rmq_spark.storage.memory import MemoryStorage
+from rmq_spark.testing.whole_file import check_whole
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ import pytest
 from rmq_spark.errors import CorruptDataError, UnsupportedVersionError
 from rmq_spark.log import file_format, file_layout, schema
 from rmq_spark.log.file_encoder import Encoded, make_blocks
-from rmq_spark.log.file_format import check_whole, parse
+from rmq_spark.log.file_format import parse
 from rmq_spark.log.file_reader import FileReader
 from rmq_spark.log.message_batch import to_record_batch
 from rmq_spark.log.small_commits import decode_small, is_small
 from rmq_spark.storage.memory import MemoryStorage
+from rmq_spark.testing.whole_file import check_whole
 
 REGION = pa.field("region", pa.string())
 NEXT_ROWS = schema.ROWS.append(REGION)

@@ -12,7 +12,6 @@ import pytest
 from faulty import BROKER, ROOT, open_log
 
 from rmq_spark.log import rows as prepared
-from rmq_spark.log.file_format import check_whole
 from rmq_spark.log.group_commit import Request
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.verify import verify
@@ -20,6 +19,7 @@ from rmq_spark.storage import paths
 from rmq_spark.storage.base import Bytes, Pieces
 from rmq_spark.storage.local import TEMP_PREFIX, FileOps, LocalStorage
 from rmq_spark.storage.local_write import ALLOCATE_BYTES, CALL_BYTES_MAX, write_all
+from rmq_spark.testing.whole_file import check_whole
 
 MANY_ROWS = 5_000
 

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from rmq_spark.log import rows as prepared
 from rmq_spark.log import schema
 from rmq_spark.log.file_encoder import Encoded
-from rmq_spark.log.file_format import check_whole
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.rows import PreparedRows, block_edges, prepare
 from rmq_spark.log.run_index import sort_into_runs
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
 from rmq_spark.storage.local import FileOps, LocalStorage
+from rmq_spark.testing.whole_file import check_whole
 
 BLOCK_BYTES = 1 << 14
 COUNT = 3_000
