@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -412,9 +412,9 @@ class TestVerifyLooksDeeper:
         log = filled(count=4)
         floor_snapshots = roll_module.floor_snapshots
 
-        def wrong(log: CommitLog, view: LogView, older: Iterable[SnapshotRef]) -> tuple[SnapshotRef, ...]:
+        def wrong(log: CommitLog, view: LogView, *named: Any) -> tuple[SnapshotRef, ...]:
             view.state.queues.advance(prepare(message("x"), 1 << 18).runs)
-            return floor_snapshots(log, view, older)
+            return floor_snapshots(log, view, *named)
 
         monkeypatch.setattr(roll_module, "floor_snapshots", wrong)
         roll(log)
