@@ -13,6 +13,7 @@ whichever try lands, it lands once. Overtaken in 5: the folded state says whethe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
 from rmq_spark.clock import Clock
@@ -31,7 +32,7 @@ from rmq_spark.log.file_format import FileMeta, pack
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.offers import Helped, Offers, is_offerable
 from rmq_spark.log.pace import Pace
-from rmq_spark.log.request import Attempt, Offer, Outcome, Request, offsets_of
+from rmq_spark.log.request import Attempt, Offer, Offsets, Outcome, Request, offsets_of
 from rmq_spark.log.rows import PreparedRows, prepare, prepare_references
 from rmq_spark.log.state import WRITER_TTL_MS, LogState
 from rmq_spark.log.view import Landing, LogView
@@ -359,7 +360,7 @@ class Appender:
         }
         if apps := [list(request.app) for request in mine if request.app is not None]:
             place["apps"] = apps
-        offsets = offsets_of(rows, state.offset, bases)
+        offsets = Offsets(partial(offsets_of, rows, state.offset, bases))
         if named := self._offers.names_of(offsets, state.offset, sum([request.rows for request in mine]), helped):
             place["helped"] = named
         encoded = Encoded(rows.blocks, {**rows.doc, **place})

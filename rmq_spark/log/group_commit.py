@@ -12,13 +12,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
+from typing import Final
 
 from rmq_spark.clock import Clock
 from rmq_spark.errors import OutcomeUnknownError
 from rmq_spark.log.request import Request
 from rmq_spark.model.settings import LogSettings
 
-LEAVE_TRIES = 100
+LEAVE_TRIES: Final = (None,) * 100
+"""To be looped over. Python looks for signals after calls: behind `range` a caller could be interrupted."""
 
 
 class GroupCommit:
@@ -51,12 +53,16 @@ class GroupCommit:
                 self._lead(request)
         finally:
             interrupt = None
-            for _ in range(LEAVE_TRIES):
-                try:
-                    self._leave(request)
-                    break
-                except BaseException as error:  # noqa: BLE001 - all of it again: half of it lets others wait for ever
-                    interrupt = error
+            try:
+                for _ in LEAVE_TRIES:
+                    try:
+                        self._leave(request)
+                        break
+                    except BaseException as error:  # noqa: BLE001 - all of it again: half of it lets others wait for ever
+                        interrupt = error
+            except BaseException as error:  # noqa: BLE001 - on the way from one try to the next
+                self._leave(request)
+                interrupt = error
             if interrupt is not None:
                 raise interrupt
 

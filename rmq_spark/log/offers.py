@@ -13,16 +13,16 @@ names the token in its commit; the state remembers the tokens for a while. Lande
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from rmq_spark.clock import Clock
-from rmq_spark.errors import CorruptDataError, InvalidRequestError, OutcomeUnknownError, RmqError
+from rmq_spark.errors import InvalidRequestError, OutcomeUnknownError, RmqError
 from rmq_spark.log.file_encoder import SMALL_BYTES, Encoded, one_block
-from rmq_spark.log.file_format import TAIL_BYTES, FileMeta
+from rmq_spark.log.file_format import TAIL_BYTES
 from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.pace import Pace
@@ -200,7 +200,8 @@ def announce(storage: Storage, root: str, rows: list[Row], offer: Offer) -> bool
         return False
     offer.path = f"{paths.announced(root)}/{offer.announced_ms:015d}-{offer.token}.arrow"
     try:
-        encoded = Encoded(one_block("rows", message, len(rows)), {"nonce": offer.token})
+        doc = {"nonce": offer.token, "topics": sorted({row[0] for row in rows})}  # topics: older versions look at them
+        encoded = Encoded(one_block("rows", message, len(rows)), doc)
         storage.create_if_absent(offer.path, encoded, durable=False)
     except OutcomeUnknownError:
         return True
@@ -222,28 +223,16 @@ def past_announcements(storage: Storage, root: str, now_ms: int) -> list[str]:
     return [each.path for each in list_announced(storage, root) if now_ms - each.announced_ms > SWEPT_MS]
 
 
-def _read(storage: Storage, listed: Sequence[Announced]) -> list[Helped]:
+def _read(storage: Storage, listed: Sequence[Announced]) -> Iterator[Helped]:
     """The rows of offers; one that its owner has withdrawn, or that is not ours to understand, is left to its owner."""
-    offers: list[tuple[Announced, FileMeta]] = []
     tails = storage.read_tails([each.path for each in listed], TAIL_BYTES)
     for each, tail in zip(listed, tails, strict=True):
         with suppress(RmqError):
             meta = read_meta(storage, each.path, "rows", tail)
             if is_small(meta):
-                offers.append((each, meta))
-    if not offers:
-        return []
-    try:
-        rows = _rows(decode_small([meta for _, meta in offers]))
-    except CorruptDataError:
-        return []
-    helped, at = [], 0
-    for each, meta in offers:
-        batch = MessageBatch(rows[at : at + meta.rows])
-        at += meta.rows
-        if not names.STATE_TOPICS.intersection(batch.topics()):
-            helped.append(Helped(each.token, each.announced_ms, batch))
-    return helped
+                batch = MessageBatch(_rows(decode_small([meta])))
+                if not names.STATE_TOPICS.intersection(batch.topics()):
+                    yield Helped(each.token, each.announced_ms, batch)
 
 
 def _rows(batch: pa.RecordBatch) -> list[Row]:

@@ -66,24 +66,39 @@ _TRANSITIONS: Final = {
 }
 
 
-class Offsets(NamedTuple):
-    """What each row was given, in the order the rows were given."""
+class Offsets:
+    """What each row was given, worked out when somebody asks: a commit of row files may have very many rows."""
 
-    queue: I64
-    """Queue offset of each row."""
-    commit: I64
-    """Log offset of each row."""
+    def __init__(self, work_out: Callable[[], tuple[I64, I64]]) -> None:
+        self._work_out = work_out
+        # Not `cached_property`: that of Python 3.11 locks all objects of the class while one is computed.
+        self._known: tuple[I64, I64] | None = None
+
+    @property
+    def queue(self) -> I64:
+        """Queue offset of each row, in the order the rows were given."""
+        return self._both()[0]
+
+    @property
+    def commit(self) -> I64:
+        """Log offset of each row, in the order the rows were given."""
+        return self._both()[1]
+
+    def _both(self) -> tuple[I64, I64]:
+        if self._known is None:
+            self._known = self._work_out()
+        return self._known
 
 
-def offsets_of(rows: PreparedRows, first: int, bases: I64) -> Offsets:
-    """What each row of a commit is given that begins at `first`; `bases`: queue offset of each run's first row."""
+def offsets_of(rows: PreparedRows, first: int, bases: I64) -> tuple[I64, I64]:
+    """Queue and log offset of each row of a commit at `first`; `bases`: queue offset of each run's first row."""
     queue = queue_offsets(rows.runs.rows, bases)
     commit = np.arange(first, first + len(queue), dtype=np.int64)
     if rows.order is None:
-        return Offsets(queue, commit)
+        return queue, commit
     place = np.empty_like(rows.order)
     place[rows.order] = np.arange(len(queue))
-    return Offsets(queue[place], commit[place])
+    return queue[place], commit[place]
 
 
 class Landed(NamedTuple):
@@ -174,7 +189,8 @@ class Offer(Tracked):
         """A commit of another writer holds it."""
         offsets = None
         if helped.queue_offsets is not None:
-            offsets = Offsets(np.array(helped.queue_offsets), np.array(helped.rows) + helped.slot)
+            known = np.array(helped.queue_offsets), np.array(helped.rows) + helped.slot
+            offsets = Offsets(lambda: known)
         self.land(Landed(helped.slot, helped.store_ms, offsets))
 
 

@@ -238,8 +238,9 @@ def comparable(state: LogState, floor: int, starts: Queues) -> dict[str, Any]:
     copy.queues.raise_starts(starts)
     copy.durable = 0
     plain = {name: json.loads(payload) for name, payload in copy.dump().items()}
-    # Which commits' runs are listed depends on the version that made the copy.
+    # Whether commits' runs and queue offsets of offers are listed depends on the version that made the copy.
     plain["commits"] = {name: plain["commits"][name] for name in ("firsts", "times", "sizes", "prints")}
+    plain["core"]["helped"] = {token: entry[:4] for token, entry in plain["core"]["helped"].items()}
     return plain
 
 

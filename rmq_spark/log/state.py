@@ -69,6 +69,8 @@ def helped_rows(meta: FileMeta) -> dict[str, HelpedRows]:
     doc = meta.doc
     if "helped" not in doc:
         return {}
+    if any(row >= meta.rows for _, _, rows in doc["helped"] for row in rows):
+        raise meta.corrupt("an offer has rows that the commit does not have")
     offsets = queue_offsets(meta.runs.rows, meta.bases)
     return {
         token: HelpedRows(announced_ms, doc["first"], doc["ts"], rows, offsets[rows].tolist())
@@ -199,7 +201,7 @@ class LogState:
             self._advance(meta, truncated)
 
     def _advance(self, meta: FileMeta, truncated: Iterable[str]) -> None:
-        doc = meta.doc
+        doc, helped = meta.doc, helped_rows(meta)
         for topic in truncated:
             self.queues.truncate(topic)
         self.queues.advance(meta.runs)
@@ -208,9 +210,10 @@ class LogState:
         self.store_ms = self.now_ms = doc["ts"]
         if doc["flush"] == "sync":
             self.durable = self.offset
-        self.writers[doc["handle"]] = LastAppend(doc["seq"], doc["ts"])
+        if doc["writer"] == doc["handle"]:  # others, of older versions, had a name; they ask for nothing any more
+            self.writers[doc["handle"]] = LastAppend(doc["seq"], doc["ts"])
         self.commits.add(meta)
-        self._note_help(helped_rows(meta))
+        self._note_help(helped)
 
     def _note_help(self, helped: dict[str, HelpedRows]) -> None:
         self.helped.update(helped)
@@ -342,7 +345,9 @@ class LogState:
         core = json.loads(payloads["core"])
         self.offset, self.digest, self.store_ms = core["offset"], core["digest"], core["ts"]
         self.now_ms, self.durable = self.store_ms, core["durable"]
-        self.writers = {handle: LastAppend(seq, ms) for _, seq, handle, ms in core["writers"].values()}
+        self.writers = {
+            handle: LastAppend(seq, ms) for name, (_, seq, handle, ms) in core["writers"].items() if name == handle
+        }
         self.helped = {token: HelpedRows(*each) for token, each in core.get("helped", {}).items()}
         self.queues = Queues.load(json.loads(payloads["queues"]))
         self.commits = TailIndex.load(json.loads(payloads["commits"]))

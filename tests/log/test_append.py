@@ -30,6 +30,7 @@ from rmq_spark.errors import (
     StorageFullError,
     UnavailableError,
 )
+from rmq_spark.log import append as append_module
 from rmq_spark.log.collect import collect
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.group_commit import GroupCommit
@@ -721,6 +722,18 @@ class TestRowFiles:
             there = {m.msg_id: (m.queue, m.queue_offset) for m in read_messages(log)}
             assert there == {"before": (1, 0), "b": (0, 0), "a": (1, 1), "c": (1, 2)}
         check_log(log.storage, ROOT, BROKER, acked=[])
+
+    def test_offsets_are_worked_out_only_for_those_who_ask(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A sink's commit may have very many rows, and nobody asks where each of them is."""
+
+        def refuse(*arguments: object) -> None:
+            raise AssertionError("worked out")
+
+        monkeypatch.setattr(append_module, "offsets_of", refuse)
+        with open_log() as log:
+            result = log.append_files([self.file(log, "f1", message("a"))])
+            with pytest.raises(AssertionError, match="worked out"):
+                _ = result.commit_offsets
 
     def test_the_same_file_twice(self) -> None:
         with open_log() as log:

@@ -107,6 +107,25 @@ def run(*calls: Any) -> None:
         assert not thread.is_alive(), "a caller waits for ever"
 
 
+def test_an_interrupt_behind_the_call_of_a_class_lets_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python looks for signals behind it, too, but does not tell `Interrupter`."""
+    log = open_log()
+    log.append(message("first"))
+    calls: list[int] = []
+
+    def interrupt(count: int) -> range:
+        if not calls and count > 1:  # not the one that takes a group of one out of the queue
+            calls.append(count)
+            raise KeyboardInterrupt
+        return range(count)
+
+    monkeypatch.setattr(group_commit, "range", interrupt, raising=False)
+    with suppress(KeyboardInterrupt):
+        log.append(message("mine"))
+    run(lambda: append_surely(log, message("other")))
+    assert calls == [], "a caller that leaves its group makes no such call"
+
+
 def test_a_caller_alone() -> None:
     points = set()
     for at in range(1, 10_000):

@@ -10,14 +10,18 @@ import pytest
 from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 
 from rmq_spark.clock import ManualClock, SystemClock
-from rmq_spark.errors import InvalidRequestError, OutcomeUnknownError
+from rmq_spark.errors import CorruptDataError, InvalidRequestError, OutcomeUnknownError
 from rmq_spark.log import file_layout, state
+from rmq_spark.log.file_encoder import Encoded, one_block
+from rmq_spark.log.file_format import FileMeta
+from rmq_spark.log.file_reader import read_meta
 from rmq_spark.log.message_batch import MessageBatch
 from rmq_spark.log.offers import SWEPT_MS, announce, list_announced
 from rmq_spark.log.pace import RIVALS_REMEMBERED
 from rmq_spark.log.request import Offer, Request
 from rmq_spark.log.roll import roll
-from rmq_spark.log.state import HELPED_MIN, HelpedRows, LogState
+from rmq_spark.log.small_batch import to_message
+from rmq_spark.log.state import HELPED_MIN, HelpedRows, LogState, helped_rows
 from rmq_spark.log.verify import verify
 from rmq_spark.storage import paths
 from rmq_spark.storage.local import LocalStorage
@@ -145,6 +149,38 @@ def test_who_was_helped_is_told_the_offsets_of_each_message(rolled: bool) -> Non
     told = [(rows[name]["queueOffset"], rows[name]["commitOffset"]) for name in ("z1", "a", "z2")]
     assert list(zip(result.queue_offsets.tolist(), result.commit_offsets.tolist(), strict=True)) == told
     assert [offset for offset, _ in told] == [2, 0, 3]
+
+
+def test_an_offer_names_its_topics_for_writers_of_older_versions() -> None:
+    storage = MemoryStorage()
+    offer = Offer(ManualClock().token(), 1_000)
+    rows = MessageBatch.merge([message("b", topic="b"), message("a", topic="a"), message("c", topic="b")]).rows or []
+    assert announce(storage, ROOT, rows, offer)
+    assert read_meta(storage, offer.path, "rows").doc["topics"] == ["a", "b"]
+
+
+def test_an_offer_that_cannot_be_read_does_not_keep_others_from_being_helped() -> None:
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    with open_log(storage, clock=clock) as log:
+        log.append(message("first"))
+        for name in ("before", "wrong", "behind"):
+            rows = message(name).rows or []
+            offer = Offer(clock.token(), clock.now_ms())
+            if name != "wrong":
+                assert announce(storage, ROOT, rows, offer)
+                continue
+            path = f"{paths.announced(ROOT)}/{offer.announced_ms:015d}-{offer.token}.arrow"
+            doc = {"nonce": offer.token, "topics": ["t"]}
+            storage.create_if_absent(path, Encoded(one_block("rows", to_message(rows), 2), doc))  # it has one row
+        log.append(message("own"))
+        assert sorted(ids(log)) == ["before", "behind", "first", "own"]
+
+
+def test_a_commit_that_names_rows_of_an_offer_which_it_does_not_have_is_damaged() -> None:
+    doc = {"kind": "commit", "rows": 2, "first": 7, "ts": 1, "helped": [["token", 1, [0, 2]]]}
+    with pytest.raises(CorruptDataError, match="rows that the commit does not have"):
+        helped_rows(FileMeta("commitlog/7.arrow", doc, "00", 0, 0))
 
 
 def test_a_writer_that_lands_what_others_offer_goes_on_looking_for_offers() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from counters import Counters, increment, value_of
 from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
@@ -9,8 +11,10 @@ from faulty import BROKER, ROOT, Wrapped, ids, message, open_log
 from rmq_spark.clock import ManualClock
 from rmq_spark.log.commit_log import CommitLog
 from rmq_spark.log.expire import expire
+from rmq_spark.log.queues import Queues
 from rmq_spark.log.roll import roll
-from rmq_spark.log.state import LogState
+from rmq_spark.log.snapshot import comparable
+from rmq_spark.log.state import HelpedRows, LastAppend, LogState
 from rmq_spark.storage import paths
 from rmq_spark.storage.memory import MemoryStorage
 from rmq_spark.testing.history import check_log, read_messages
@@ -209,3 +213,18 @@ def test_opening_after_everything_before_was_expired() -> None:
     with open_log(storage, clock=clock) as newer:
         newer.append(message("w2"))
     check_log(storage, ROOT, BROKER, acked=[])
+
+
+def test_copies_of_older_versions_compare_equal_to_what_is_folded_now() -> None:
+    folded = LogState()
+    folded.store_ms = 1_000
+    folded.helped = {"token": HelpedRows(900, 3, 950, [0], [5])}
+    folded.writers = {"handle": LastAppend(4, 950)}
+    older = folded.dump()
+    core = json.loads(older["core"])
+    core["helped"]["token"] = core["helped"]["token"][:4]  # an older version did not note queue offsets,
+    core["writers"]["job"] = [2, 9, "other handle", 940]  # and let writers have names
+    older["core"] = json.dumps(core).encode()
+    loaded, _ = LogState.load(older)
+    assert loaded.writers == folded.writers
+    assert comparable(loaded, 0, Queues()) == comparable(folded, 0, Queues())
