@@ -183,8 +183,8 @@ def parse(path: str, tail: bytes, size: int) -> FileMeta:
     if footer + 16 > len(tail):  # Arrow's reader wants the opening magic's six bytes in front of the footer
         raise NeedMoreError(footer + 16)
     data_end = size - 10 - footer - _EOS_BYTES
-    found = file_layout.find_document(tail, data_end) if len(tail) == size else None
-    doc, digest = found or _read_arrow_footer(path, tail)
+    known = file_layout.find_document(tail, data_end) if len(tail) == size else None
+    doc, digest = known or _read_arrow_footer(path, tail)
     meta = FileMeta(path, doc, digest, size, data_end)
     if len(tail) == size:
         _check_outside(meta, tail)

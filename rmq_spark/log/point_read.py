@@ -60,15 +60,17 @@ def fetch_messages(
     batches = list(log.scan(query, stats))
     messages = pa.concat_batches(batches) if batches else schema.no_messages(needed)
     at = pc.index_in(integers(places.commit), messages.column("commitOffset"))
-    found = booleans_of(at.is_valid())
-    if ranges and not found.all():
-        log.look(lambda view: _refuse_held(view, places, found))
+    was_read = booleans_of(at.is_valid())
+    if ranges and not was_read.all():
+        log.look(lambda view: _refuse_held(view, places, was_read))
     return messages.take(at.drop_null()).select(list(columns))
 
 
-def _refuse_held(view: LogView, places: Places, found: BOOL) -> None:
-    """Raise if the log still holds one of the messages that were not found where they were said to be."""
-    for commit, (topic, queue, offset), there in zip(places.commit.tolist(), places.known, found.tolist(), strict=True):
+def _refuse_held(view: LogView, places: Places, was_read: BOOL) -> None:
+    """Raise if the log still holds one of the messages that were not read where they were said to be."""
+    for commit, (topic, queue, offset), there in zip(
+        places.commit.tolist(), places.known, was_read.tolist(), strict=True
+    ):
         visible = offset >= view.state.queues.bounds(topic, queue)[0]
         if not there and visible and view.mark.log_start <= commit < view.state.offset:
             raise CorruptDataError("a message is not where it was said to be", topic=topic, queue=queue, at=offset)

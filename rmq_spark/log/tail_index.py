@@ -94,8 +94,8 @@ class TailIndex:
 
     def in_ranges(self, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> I64:
         """First offsets of the commits that hold queue offsets [low, high) of the queues named."""
-        found = [self._runs_in(*queue, *bounds)[0] for queue, bounds in ranges.items()]
-        return np.concatenate([np.empty(0, np.int64), *found])
+        runs = [self._runs_in(*queue, *bounds)[0] for queue, bounds in ranges.items()]
+        return np.concatenate([np.empty(0, np.int64), *runs])
 
     def small_in_range(self, topic: str, queue: int, low: int, high: int) -> list[tuple[int, int]]:
         """First offset and fingerprint of the commits that hold these offsets of a queue, if they are few and small.
