@@ -474,7 +474,5 @@ class Appender:
     def _forget_settled(self) -> None:
         self._pending = [attempt for attempt in self._pending if attempt.is_open]
 
-    # ------------------------------------------------------------ what must hold
-
     def _deadline(self) -> int:
         return self._clock.elapsed_ns() + self._settings.append_timeout_ms * 1_000_000
